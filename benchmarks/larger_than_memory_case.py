@@ -84,7 +84,7 @@ def resident_bytes() -> int:
 
 
 def run(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs a case.
+    """Fills the table and measures training steps.
 
     Args:
         case: keys, dim, memory (bytes; 0 means all rows), spill (folder), warmup, steps, seed,

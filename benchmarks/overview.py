@@ -59,7 +59,7 @@ def steps(path: Path) -> dict[str, float]:
 
 
 def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Returns the records of the seeds by system.
+    """Returns the records of all seeds by system.
 
     Raises:
         SystemExit: If a system has no records.

@@ -91,7 +91,7 @@ def write(
         made: Commit, command, machine, date and versions, from `made_by`.
 
     Returns:
-        The page.
+        The Markdown page.
 
     Raises:
         ValueError: If the summary exceeds `LIMIT`. The page has then been printed.
@@ -220,7 +220,7 @@ def made_by(machine: str, versions: Mapping[str, str]) -> dict[str, Any]:
     describe = ["git", "-C", str(place), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout
-    except FileNotFoundError:  # No git.
+    except FileNotFoundError:  # Git is not installed.
         commit = ""
     arguments = [text for text in sys.argv[1:] if not text.startswith(_PLACES)]
     arguments = [_DISK if text.startswith("--spill=") else text for text in arguments]

@@ -60,7 +60,7 @@ def write_lines(path: Path, count: int) -> None:
 
 
 def measure(folder: Path) -> dict[str, tuple[float, float]]:
-    """Prepares generated lines once and prints the sizes.
+    """Prepares generated lines once and prints the sizes of input and output.
 
     Returns:
         For each phase, lines per second of wall time and of processor time until the end of the
@@ -91,7 +91,7 @@ def measure(folder: Path) -> dict[str, tuple[float, float]]:
 
 
 def results_of(runs: Sequence[dict[str, tuple[float, float]]]) -> tuple[Any, Any]:
-    """Returns the table and the claims of the runs' rates."""
+    """Returns the columns and the claims of the rates of all runs."""
     phases = list(runs[0])
     walls, processors = ([[run[phase][i] for run in runs] for phase in phases] for i in (0, 1))
     columns = [

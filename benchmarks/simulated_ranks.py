@@ -20,7 +20,7 @@ from rank_simulation import simulate_ranks
 
 
 def train(ranks: int) -> None:
-    """Runs slipstream-train with the arguments of this process; does not return.
+    """Runs slipstream-train with the arguments of this process. Does not return.
 
     Args:
         ranks: The number of simulated ranks, 2 to 64.

@@ -163,7 +163,7 @@ def summarise(
 
 
 def results_of(found: Mapping[str, Any], flat_mib_per_hour: float) -> tuple[Any, Any]:
-    """Returns the table and the claims.
+    """Returns the columns and the claims.
 
     Args:
         found: The result of `summarise`.

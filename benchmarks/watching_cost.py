@@ -168,7 +168,7 @@ def run_window(arms: Sequence[Arm]) -> np.ndarray:
 
 
 def policies() -> dict[str, Policy]:
-    """Returns the policies by name."""
+    """Returns the policies that can be measured, by name."""
     return {
         "foreseen_loss": slip.SkipExamples(slip.ForeseenLoss("fm")),
         "row_drift": slip.SkipExamples(slip.RowDrift()),
@@ -190,7 +190,7 @@ def measure(policy: str, metric: str | None, batches: tf.data.Dataset) -> dict[s
     reports = watched.slipstream.tracker.reports[windows_before:]
     assert len(reports) == len(runs)
     ends = [1e3 * report.seconds for report in reports]
-    totals = np.array([run.sum(axis=1) for run in runs])  # [runs, sides, 2]
+    totals = np.array([run.sum(axis=1) for run in runs])  # [runs, arms, 2]
     ratios, processor_ratios = (totals[:, 1] / totals[:, 0]).T
     without_ends = [(run[1] - end) / run[0] for run, end in zip(totals[:, :, 0], ends, strict=True)]
     saved = statistics.median(ends) * (1 / _WINDOW.value - 1 / _DEFAULT_WINDOW)

@@ -11,7 +11,7 @@ import summary
 from common import difference, pyplot, spread
 
 Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
-MOST_AUC_LOSS = 0.001  # `max_auc_loss` of the runs named budget_*.
+MOST_AUC_LOSS = 0.001  # The value of `max_auc_loss` in the runs named budget_*.
 _CLAIMED = ("paper", "mask", "defer_0.0", "budget")
 _MARKERS = {"stop": "v", "random": "x", "budget": "^", "mask": "s", "fae": "*"}
 _NEAR = 0.003
@@ -101,7 +101,7 @@ def _last_flush(record: Mapping[str, Any]) -> dict[str, int]:
             if before["table"] == table["table"]
         )
         rows += left
-        nbytes += left * (8 + 4 * table["dim"])  # an int64 key and float32 values
+        nbytes += left * (8 + 4 * table["dim"])  # An int64 key and float32 values.
     return {"rows_sent": rows, "bytes_sent": nbytes}
 
 
