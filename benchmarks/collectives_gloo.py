@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """Times a sum and a gather."""
+    """Times a sum and a gather and prints the medians."""
     rank, ranks, port, dense, message, loops, rounds = map(int, sys.argv[1:])
     torch.set_num_threads(1)
     dist.init_process_group(

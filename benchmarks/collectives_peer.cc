@@ -1,6 +1,8 @@
-// What MPI takes for an allreduce and an allgather of given bytes, without Horovod.
+// Measures an allreduce and an allgather with MPI, without Horovod.
+//
 //   mpirun -np 2 collectives_peer DENSE_BYTES MESSAGE_BYTES LOOPS ROUNDS
-// Rank 0 writes the medians of all rounds, in milliseconds, as JSON.
+//
+// Rank 0 prints the median milliseconds of all rounds as JSON.
 #include <mpi.h>
 
 #include <algorithm>

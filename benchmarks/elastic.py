@@ -53,7 +53,7 @@ _ASKED = {"kill": 30.0, "kill agent": 30.0, "silence": 60.0}
 
 
 def module(name: str) -> ModuleType:
-    """Returns a module of tests/parallel."""
+    """Imports and returns a module of tests/parallel."""
     path = Path(__file__).resolve().parents[1] / "tests" / "parallel" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"slipstream_{name}", path)
     if spec is None or spec.loader is None or not path.exists():
@@ -65,7 +65,7 @@ def module(name: str) -> ModuleType:
 
 
 def undisturbed(folder: Path, arguments: Sequence[str], ranks: int = 2) -> dict[str, Any]:
-    """Runs a job to its end; returns its record."""
+    """Runs a job without events and returns its record."""
     launch = [*common.horovodrun(ranks, "gloo"), sys.executable, *common.TRAIN]
     done = subprocess.run(
         [*launch, *arguments, f"--output={folder}"], capture_output=True, text=True, check=False
@@ -161,7 +161,7 @@ def measure_events() -> str:
 def disturbed(
     hosts: ModuleType, cluster: ModuleType, arguments: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """Runs a job with random events; returns "events", "examples" and "auc"."""
+    """Runs a job with random events and returns "events", "examples" and "auc"."""
     train = [sys.executable, *common.TRAIN, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         events, record = cluster.disturb(hosts, Path(folder), train, seed, _EVENTS.value)
@@ -169,7 +169,7 @@ def disturbed(
 
 
 def calmly(arguments: Sequence[str], ranks: int) -> dict[str, Any]:
-    """Runs an undisturbed job; returns "examples" and "auc"."""
+    """Runs an undisturbed job and returns "examples" and "auc"."""
     with tempfile.TemporaryDirectory() as folder:
         return _end_of(undisturbed(Path(folder) / "run", arguments, ranks))
 

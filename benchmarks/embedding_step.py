@@ -168,7 +168,7 @@ def read_shape(text: str) -> tuple[int, int, int]:
 
 
 def choose(names: Sequence[str], rules: Sequence[str]) -> dict[str, dict[str, Peer]]:
-    """Returns the peers of each rule.
+    """Returns the libraries to compare for each optimizer.
 
     Raises:
         app.UsageError: If a name is unknown.

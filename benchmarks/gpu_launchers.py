@@ -107,7 +107,13 @@ def append(results: Path | None, record: Mapping[str, Any]) -> None:
 
 
 def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) -> Cases:
-    """Runs the cases and prints the name of each when it ends.
+    """Runs the measuring program and prints the name of each case when it ends.
+
+    Args:
+        program: Path of the program.
+        runs: Measured runs per case.
+        is_quick: Whether to use small inputs.
+        results: JSON Lines file to append to, or None.
 
     Raises:
         SystemExit: If there is no GPU.
@@ -325,7 +331,7 @@ def describe_machine(gpu: str) -> str:
 
 
 def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], nvcc: str) -> str:
-    """Writes the JSON and the page; returns the page."""
+    """Writes the JSON file and the page, and returns the page."""
     device = cases.device
     tables = {"GPU tests": test_table(tests)} if tests else {}
     if cases.failures:

@@ -66,7 +66,7 @@ _EDGES = (0.0, 0.75, 1.25, 2.0, 3.0, 5.0, 10.0, np.inf)
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The table at one size.
+    """Measurements of the table at one size.
 
     Attributes:
         keys: The number of keys.
@@ -367,7 +367,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def write(found: Sequence[Size], growths: Growths) -> str:
-    """Writes the summary; returns its page."""
+    """Writes the summary and returns its page."""
     part = f"rows of {_DIM.value}, up to {found[-1].keys:,} keys"
     if _SPILL.value is not None:
         part = f"{part}, {_MEMORY.value} of rows in memory"

@@ -95,7 +95,7 @@ class Training:
         return 1e3 * (pulled - start), 1e3 * (end - start)
 
     def run(self) -> list[tuple[float, float]]:
-        """Trains the steps of a run."""
+        """Trains the steps of a run and returns the times of `step`."""
         return [self.step() for _ in range(_STEPS.value)]
 
 
@@ -128,7 +128,7 @@ def measure(source: str, path: str) -> list[dict[str, Any]]:
 
 
 def results_of(results: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
-    """Returns the table and the claims."""
+    """Returns the columns and the claims."""
     forms = {"source": "{}", "way": "{}", "share of time waiting": "{:.1%}",
              "ms a step": "{:.1f}", "inputs skipped": "{:.1%}"}  # fmt: skip
     columns = [

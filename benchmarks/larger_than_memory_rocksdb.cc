@@ -1,6 +1,9 @@
-// The steps of larger_than_memory_case.py on RocksDB, used directly: the distinct keys of a batch
-// are read by MultiGet, updated by Adagrad, and written as one batch. Key k is rank k of the same
-// law. Arguments: keys, dim, bytes of RocksDB's cache, folder, steps before, steps, seed, threads.
+// Runs the steps of larger_than_memory_case.py directly on RocksDB.
+//
+//   program KEYS DIM CACHE_BYTES FOLDER WARMUP_STEPS STEPS SEED THREADS
+//
+// A step reads the rows of the distinct keys of a batch with MultiGet, updates them with Adagrad,
+// and writes them as one batch per thread. Keys follow the power law of larger_than_memory_case.py.
 // Prints JSON.
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
@@ -32,7 +35,7 @@ double Now() {
       .count();
 }
 
-// Big-endian: RocksDB orders keys by their bytes.
+// Returns a key in big-endian order, because RocksDB orders keys by their bytes.
 std::string KeyOf(int64_t key) {
   const uint64_t swapped = __builtin_bswap64(static_cast<uint64_t>(key));
   return std::string(reinterpret_cast<const char*>(&swapped), sizeof(swapped));
