@@ -1,7 +1,8 @@
-# `make demo` and `make test` do all of their own set-up; `make help` lists the rest.
+# `make demo` and `make test` install everything that they require. `make help` lists all targets.
 #
-# Variables: PYTHON (to make the environment with), VENV (the environment), TENSORFLOW (what pip
-# installs), DATA and DEMO_FLAGS (for demo), PYTEST_FLAGS and BAZEL_FLAGS (for test), FUZZ_MINUTES.
+# Variables: PYTHON (creates the environment), VENV (folder of the environment), TENSORFLOW (pip
+# requirement), DATA and DEMO_FLAGS (for demo), PYTEST_FLAGS and BAZEL_FLAGS (for test),
+# FUZZ_MINUTES.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +12,8 @@ DATA ?=
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_MINUTES ?= 10
-# Where it can link libFuzzer, whose runtime Debian packages apart (libclang-rt-dev).
+# Empty unless clang++ can link libFuzzer. Debian has its runtime in a separate package
+# (libclang-rt-dev).
 CLANG ?= $(shell echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; }' \
 	| clang++ -x c++ -fsanitize=fuzzer -o /dev/null - 2> /dev/null && command -v clang++)
 BAZEL_FLAGS ?= --color=no --noshow_progress
@@ -24,26 +26,26 @@ SHELL := /bin/bash
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.slipstream
-# Debian packages the venv module separately for each Python, e.g. python3.12-venv.
+# Debian has a separate package with the venv module for each Python, for example python3.12-venv.
 VENV_PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)-venv
 BASE_PACKAGES := $(or $(CXX),g++):g++ $(PYTHON):python3 module=$(PYTHON)=ensurepip:$(VENV_PACKAGE)
-# For tests over network namespaces, which need root and are skipped without.
+# For tests with network namespaces, which require root and are skipped otherwise.
 NETWORK_PACKAGES := ip:iproute2
-# For tests of the report's page, which are skipped without. Ubuntu has none but a snap.
+# For tests of the report's page, which are skipped without a browser. Ubuntu has only a snap.
 BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chromium:chromium)
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
 TEST_TOOLS := hypothesis matplotlib pytest pytest-xdist tensorboard
 LINT_TOOLS := check-jsonschema clang-format mypy ruff
 DOC_TOOLS := 'mkdocs==1.*' 'mkdocs-material==9.*' 'mkdocstrings[python]==1.*' 'mkdocstrings-python==2.*' ruff
 
-# Everything that goes into the package: a change to any of it installs it anew.
+# All files of the package. A change to one of them reinstalls the package.
 SOURCES := setup.py pyproject.toml MANIFEST.in \
 	$(shell find cc_ops build_support slipstream_tf -type f \
 		\( -name '*.py' -o -name '*.h' -o -name '*.cc' -o -name '*.bzl' -o -name 'py.typed' \))
-# Its text changes when a source appears or goes.
+# The list of sources. Its content changes when a source is added or removed.
 SOURCE_LIST := $(STAMPS)/sources.txt
 
-# Releases that `make wheels` builds for, and Debians that `make wheels-test` tries them in.
+# TensorFlow releases for `make wheels`, and Debian releases for `make wheels-test`.
 RELEASES ?= 2.18,2.19,2.20,2.21
 DEBIANS ?= bookworm,trixie
 
@@ -57,10 +59,9 @@ help:  ## This list
 demo: $(STAMPS)/installed  ## The layer's speed, and a fifth of the examples beside its controls (DATA=path, DEMO_FLAGS=...)
 	@$(BIN)/slipstream-demo $(if $(DATA),--data=$(DATA)) $(DEMO_FLAGS)
 
-# Two at a time: many tests wait, or use one core. See tests/conftest.py.
-# The installed program `pytest`, not `python -m pytest`, which would put this folder on sys.path and
-# test the sources instead of what pip installed.
-# What is left to test-all, and why, is in CONTRIBUTING.md.
+# Run two tests at a time, because many tests wait or use one core; see tests/conftest.py.
+# Note: `python -m pytest` would add this folder to sys.path and test the sources instead of the
+# installed package. CONTRIBUTING.md lists the tests that only test-all runs.
 PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadscope
 TESTED := docs $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools
 
@@ -71,13 +72,13 @@ test: core-test $(TESTED)  ## Tests: C++ by Bazel, Python by pytest, without the
 test-all: bazel-test gpu-test $(TESTED)  ## All tests: the slow ones, and all that Bazel builds
 	@$(PYTEST) -m '' $(PYTEST_FLAGS) tests
 
-# Strictly: a warning, of a link or of a docstring, is an error; not with --quiet, which silences
-# both. The reference is read from the sources: neither TensorFlow nor the package need be there.
+# --strict makes warnings about links and docstrings errors. Do not add --quiet, which hides them.
+# The API reference is read from the sources, therefore TensorFlow and the package are not required.
 docs: $(STAMPS)/doc-tools  ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The documentation is in site/index.html"
 
-# Asked for first, so that who cannot install them learns it at once.
+# Checked first, so that missing packages are reported before anything is built.
 test-packages:
 	@build_support/system_packages.sh $(BASE_PACKAGES) $(BAZEL):bazel-bootstrap \
 		$(or $(GTEST_ROOT),/usr/src/googletest)/googletest/src/gtest-all.cc:googletest
@@ -87,7 +88,7 @@ test-packages:
 			|| echo "No browser: tests of the report's page will be skipped."; \
 	fi
 
-# What Bazel is told of the rest is read and analysed, not built: pip builds the same list of sources.
+# Bazel only analyzes the other targets, because pip builds the same list of sources.
 core-test: test-packages $(STAMPS)/tensorflow
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) build $(BAZEL_FLAGS) --nobuild //...
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //cc_ops:core_tests
@@ -104,7 +105,7 @@ gpu-test: test-packages $(STAMPS)/tensorflow  ## Compile all for GPUs where nvcc
 		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/...; \
 	fi
 
-# What TensorFlow is not linked into: its own code is not built for sanitizers.
+# Only tests without TensorFlow, because TensorFlow is not built with sanitizers.
 sanitize: test-packages $(STAMPS)/tensorflow  ## C++ tests under Address-, UndefinedBehavior- and ThreadSanitizer
 	@for sanitizer in asan tsan; do \
 		echo "bazel test --config=$$sanitizer"; \
@@ -112,11 +113,11 @@ sanitize: test-packages $(STAMPS)/tensorflow  ## C++ tests under Address-, Undef
 			//cc_ops:core_tests; \
 	done
 
-# A third of the time for the C++ containers, the rest for readers, checkpoints and ops.
+# A third of the time is for the C++ containers, the rest for readers, checkpoints and ops.
 fuzz: fuzz-core $(STAMPS)/installed $(STAMPS)/test-tools  ## Random input to everything for FUZZ_MINUTES (10)
 	@SLIPSTREAM_FUZZ_SECONDS=$$(($(FUZZ_MINUTES) * 40)) $(BIN)/pytest $(PYTEST_FLAGS) tests/fuzz
 
-# libFuzzer keeps what it learns in build/fuzz; without clang the same drivers get random bytes.
+# libFuzzer stores its corpus in build/fuzz. Without clang the same drivers receive random bytes.
 fuzz-core: test-packages $(STAMPS)/tensorflow
 ifneq ($(CLANG),)
 	@mkdir -p build/fuzz/corpus
@@ -158,8 +159,8 @@ wheels-test: $(BIN)/python  ## Install and train with it in clean Debians (DEBIA
 	@build_support/system_packages.sh debootstrap:debootstrap
 	@$(BIN)/python build_support/try_wheel.py --debian=$(DEBIANS) --tensorflow=$(RELEASES)
 
-# The same of the TensorFlow at hand; the objects are those of the installation. It is passed over
-# where no Debian can be made.
+# Like wheels and wheels-test, for the installed TensorFlow only. Reuses the objects of the
+# installation. Skipped if no Debian system can be created.
 wheel-test: export PATH := $(PATH):/usr/sbin
 wheel-test: $(STAMPS)/installed
 	@if ! { [ "$$(id -u)" -eq 0 ] && unshare --mount true; } 2> /dev/null; then \
@@ -188,7 +189,7 @@ $(BIN)/python:
 	@echo "Making the environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# TENSORFLOW is part of the stamp's content: another choice installs it anew.
+# The stamp contains TENSORFLOW, therefore a different value reinstalls TensorFlow.
 $(STAMPS)/tensorflow: $(STAMPS)/tensorflow.txt | $(BIN)/python
 	@echo "Installing $(TENSORFLOW)"
 	@$(PIP) install '$(TENSORFLOW)'
@@ -209,7 +210,8 @@ $(STAMPS)/doc-tools: Makefile | $(BIN)/python
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-# Gloo needs no package; root gets MPI, too. Compiled against TensorFlow: another one compiles it anew.
+# Gloo requires no system package. Root also installs MPI. Horovod is compiled against TensorFlow,
+# therefore a different TensorFlow rebuilds it.
 $(STAMPS)/horovod: $(STAMPS)/tensorflow build_support/install_horovod.py
 	@if [ "$$(id -u)" -eq 0 ]; then build_support/system_packages.sh $(MPI_PACKAGES); fi
 	@$(BIN)/python build_support/install_horovod.py
@@ -219,7 +221,7 @@ $(STAMPS)/lint-tools: $(STAMPS)/tensorflow Makefile
 	@$(PIP) install $(LINT_TOOLS)
 	@touch $@
 
-# Rewritten only when the content differs, so that what depends on it is remade only then.
+# Writes a file only if its content changes, so that dependent targets are rebuilt only then.
 define keep_text
 @mkdir -p $(STAMPS)
 @echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the Debian/Ubuntu packages that are missing, or names them in one line.
+# Installs missing Debian/Ubuntu packages as root, or prints the command that installs them.
 #
-# Arguments, each WHAT:PACKAGE, where WHAT is a command, the path of a file or folder, or
+# Each argument is REQUIREMENT:PACKAGE. REQUIREMENT is a command, the path of a file or folder, or
 # module=PYTHON=NAME for a Python module.
 set -eu
 

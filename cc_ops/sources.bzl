@@ -1,11 +1,10 @@
-"""File lists and flags of the native library, for both builds.
+"""Lists of source files and compiler flags of the native library.
 
-Bazel loads this file and setup.py executes it, so it holds plain literals only.
-One entry per line, room by room in the order in which they build on each other; paths are relative
-to cc_ops/.
+Bazel loads this file and setup.py executes it, therefore it contains only literals. Each line has
+one entry. Folders are listed in the order of their dependencies. Paths are relative to cc_ops/.
 """
 
-# Framework-free C++ (no TensorFlow, no absl), usable and tested on its own.
+# C++ without dependencies on TensorFlow or Abseil, which is tested separately.
 CORE_HDRS = [
     "core/base/drift.h",
     "core/base/bfloat16.h",
@@ -163,7 +162,7 @@ CORE_SRCS = [
     "core/exchange/steady_lengths.cc",
 ]
 
-# One GoogleTest program each, without a main function.
+# Each file is a GoogleTest program without a main function.
 CORE_TESTS = [
     "core/base/drift_test.cc",
     "core/base/radix_sort_test.cc",
@@ -206,7 +205,7 @@ CORE_TESTS = [
     "core/testing/out_of_memory_test.cc",
 ]
 
-# What several of them use.
+# Headers that multiple tests use.
 TEST_HDRS = [
     "core/testing/container_fuzz.h",
     "core/testing/failing_memory.h",
@@ -220,12 +219,12 @@ TEST_HDRS = [
     "core/testing/test_training.h",
 ]
 
-# For libFuzzer, which comes with clang: `make fuzz` builds it where that is.
+# For libFuzzer, which is part of clang. `make fuzz` builds it if clang is installed.
 FUZZER_SRCS = [
     "core/testing/container_fuzzer.cc",
 ]
 
-# CUDA launchers, compiled by nvcc: raw pointers and a stream, nothing else.
+# CUDA launchers, compiled by nvcc. Their interfaces only use raw pointers and a stream.
 GPU_HDRS = [
     "core/gpu/launch.cu.h",
     "core/gpu/scan_and_sort.cu.h",
@@ -246,7 +245,7 @@ GPU_SRCS = [
     "core/hot_keys/hot_key_sketch.cu.cc",
 ]
 
-# Built without CUDA too, where they report themselves as skipped.
+# Also built without CUDA. In this case the tests are reported as skipped.
 GPU_TESTS = [
     "core/deferral/deferred_buffers_gpu_test.cc",
     "core/update/row_compaction_gpu_test.cc",
@@ -321,8 +320,8 @@ TF_SRCS = [
     "tf/exchange/pulled_lookup_ops.cc",
 ]
 
-# Kernels for DEVICE_GPU. They call the launchers above and contain no device code, so the host
-# compiler builds them: nvcc cannot be relied on to parse TensorFlow's headers.
+# Kernels for DEVICE_GPU. They call the launchers above and contain no device code. The host
+# compiler builds them, because nvcc cannot parse the TensorFlow headers reliably.
 TF_GPU_SRCS = [
     "tf/containers/key_table_kernels.cu.cc",
     "tf/deferral/deferred_gradients_kernels.cu.cc",
@@ -332,7 +331,7 @@ TF_GPU_SRCS = [
     "tf/hot_keys/hot_key_kernels.cu.cc",
 ]
 
-# Contracted multiply-adds would make results depend on the compiler's choices.
+# Disable contraction of multiply-adds, which would make results depend on the compiler.
 COPTS = [
     "-O3",
     "-DNDEBUG",
@@ -341,16 +340,17 @@ COPTS = [
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fvisibility=hidden",
-    # What takes vectors is inlined: how they would be passed does not matter.
+    # Functions with vector arguments are inlined, therefore the calling convention does not matter.
     "-Wno-psabi",
 ]
 
-# Only for code without TensorFlow; TensorFlow's own compile flags name the standard for the rest.
+# Only for code without TensorFlow. The compile flags of TensorFlow set the standard for the rest.
 CORE_COPTS = [
     "-std=c++17",
 ]
 
-# Ampere and Hopper, and PTX that later GPUs compile at load time. Multiply-adds as above.
+# Code for Ampere and Hopper, and PTX that later GPUs compile at load time. -fmad=false disables
+# contraction as above.
 NVCC_COPTS = [
     "-std=c++17",
     "-O3",

@@ -1,8 +1,8 @@
-// C entry points to the CUDA launchers, for Python programs that own the device memory.
+// C functions that call the CUDA launchers, for Python programs that own the device memory.
 //
-// Every pointer is to device memory, except where a comment says "host". All functions enqueue work
-// on `stream` and return a cudaError_t at once. Key sets are built on the host; the caller copies
-// their entries to the device.
+// Pointers refer to device memory, except for parameters with names that start with "host_".
+// Functions with a `stream` enqueue work and return a cudaError_t immediately. Key sets are built
+// on the host, and the caller copies their entries to the device.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace slipstream {
 
-// The layout of a KeySetView, with `entries` on the host or on the device.
+// Fields of a KeySetView. `entries` is on the host or on the device.
 struct KeyTable {
   const void* entries;
   int64_t bytes;
@@ -38,21 +38,21 @@ SLIPSTREAM_C_API void slipstream_view_key_set(const KeySet* set, KeyTable* host_
 
 SLIPSTREAM_C_API void slipstream_delete_key_set(KeySet* set) { delete set; }
 
-// drift: [rows].
+// Writes the linf drift of each row to `drift` [rows].
 SLIPSTREAM_C_API int slipstream_row_drift(cudaStream_t stream, const float* current,
                                           const float* snapshot, int64_t rows, int64_t dim,
                                           float* drift) {
   return LaunchRowDrift(stream, current, snapshot, rows, dim, DriftMetric::kLinf, drift);
 }
 
-// Returns a size in bytes, or -1.
+// Returns the size of the workspace in bytes, or -1 after an error.
 SLIPSTREAM_C_API int64_t slipstream_compaction_workspace(int64_t n, int deduplicate) {
   size_t bytes = 0;
   const cudaError_t error = CompactRowsWorkspaceBytes<int64_t>(n, deduplicate != 0, &bytes);
   return error == cudaSuccess ? static_cast<int64_t>(bytes) : -1;
 }
 
-// counts: int64 [2], the rows that were kept and the rows that were offered.
+// Writes the numbers of kept and of offered rows to `counts`, int64 [2].
 SLIPSTREAM_C_API int slipstream_compact_rows(cudaStream_t stream, const int64_t* keys,
                                              const float* rows, int64_t n, int64_t dim,
                                              const KeyTable* host_masked, int deduplicate,
@@ -68,14 +68,14 @@ SLIPSTREAM_C_API int slipstream_compact_rows(cudaStream_t stream, const int64_t*
                            kept_rows, reinterpret_cast<CompactionCounts*>(counts));
 }
 
-// Returns a size in bytes, or -1.
+// Returns the size of the workspace in bytes, or -1 after an error.
 SLIPSTREAM_C_API int64_t slipstream_deferral_workspace(int64_t n, int64_t capacity) {
   size_t bytes = 0;
   const cudaError_t error = DeferralWorkspaceBytes(n, capacity, &bytes);
   return error == cudaSuccess ? static_cast<int64_t>(bytes) : -1;
 }
 
-// The number of int64 values of a StepCounts.
+// Returns the number of int64 values in a StepCounts.
 SLIPSTREAM_C_API int64_t slipstream_deferral_counts() {
   return sizeof(StepCounts) / sizeof(int64_t);
 }

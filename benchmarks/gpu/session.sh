@@ -1,13 +1,13 @@
 #!/bin/bash
-# Runs everything that needs a GPU, in less than eight minutes and without a network.
+# Runs all GPU tests and benchmarks in less than eight minutes, without network access.
 #
 #   benchmarks/gpu/session.sh OUTPUT [--quick]
 #
-# Needs nvcc 12 or 13, g++ and a python3 with NumPy, CuPy and PyTorch. In this order: compile, GPU
-# tests, a small DLRM compared with NumPy, kernels next to a device copy, kernels next to PyTorch,
-# memcheck and racecheck, and the core's scaling over threads. Every record is appended to
-# OUTPUT/results.jsonl as soon as it is known, and every step writes OUTPUT/log.txt. A step that
-# fails or exceeds its time limit does not stop the others. The exit code is 1 after a failed step.
+# Requires nvcc 12 or 13, g++ and a python3 with NumPy, CuPy and PyTorch. The steps are: compile,
+# GPU tests, a small DLRM compared with NumPy, kernels compared with a device copy, kernels compared
+# with PyTorch, memcheck and racecheck, and the scaling of the core over threads. Each record is
+# appended to OUTPUT/results.jsonl immediately, and every step writes to OUTPUT/log.txt. If a step
+# fails or exceeds its time limit, the next step runs. The exit code is 1 if a step failed.
 set -uo pipefail
 if [ $# -lt 1 ] || [ $# -gt 2 ] || { [ $# -eq 2 ] && [ "$2" != --quick ]; }; then
   echo "usage: benchmarks/gpu/session.sh OUTPUT [--quick]" >&2

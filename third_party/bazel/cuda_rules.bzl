@@ -1,4 +1,4 @@
-"""nvcc_library: compiles .cu.cc files with nvcc and wraps them in a cc_library."""
+"""Defines nvcc_library, which compiles .cu.cc files with nvcc into a cc_library."""
 
 load("@local_cuda//:defs.bzl", "NVCC")
 
@@ -35,16 +35,18 @@ _nvcc_object = rule(
 )
 
 def nvcc_library(name, srcs, hdrs, included_hdrs = [], deps = [], copts = [], **kwargs):
-    """A library of CUDA launchers; only targets built with --config=cuda may depend on it.
+    """Defines a library of CUDA launchers.
+
+    Only targets that are built with --config=cuda may depend on it.
 
     Args:
-      name: of the library.
-      srcs: .cu.cc files, one object each.
-      hdrs: headers of the library.
-      included_hdrs: headers of `deps` that the sources include.
+      name: Name of the library.
+      srcs: .cu.cc files. Each is compiled to one object.
+      hdrs: Headers of the library.
+      included_hdrs: Headers of `deps` that the sources include.
       deps: cc_library targets to link.
-      copts: flags for nvcc.
-      **kwargs: passed to the cc_library.
+      copts: Flags for nvcc.
+      **kwargs: Passed to the cc_library.
     """
     objects = []
     for src in srcs:

@@ -1,7 +1,7 @@
 """Repository rule that builds GoogleTest from its sources on this machine.
 
-The sources are those of Debian's and Ubuntu's package googletest, or in GTEST_ROOT (a checkout of
-google/googletest). Without them only test targets fail, with a line that says what to install.
+The sources come from the package googletest of Debian and Ubuntu, or from GTEST_ROOT (a checkout of
+google/googletest). Without sources, only test targets fail, with a message that names the package.
 """
 
 _DEFAULT_ROOT = "/usr/src/googletest"

@@ -1,7 +1,7 @@
-"""python_test: a test in the Python whose TensorFlow the library is built for.
+"""Defines python_test, a test that runs in the Python with the configured TensorFlow.
 
-Bazel's own py_test starts by way of a command `python`, which Debian and Ubuntu do not have (only
-python3), and is no longer part of Bazel from version 8 on.
+Bazel's py_test is not used, because it starts a command `python`, which Debian and Ubuntu do not
+have (only python3), and because Bazel 8 removed it.
 """
 
 load("@local_tf//:defs.bzl", "PYTHON")

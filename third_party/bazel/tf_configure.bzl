@@ -1,6 +1,6 @@
-"""Repository rule that exposes the TensorFlow installed for a Python, and that Python.
+"""Repository rule that exposes a Python interpreter and its installed TensorFlow.
 
-The Python is PYTHON_BIN_PATH, else python3 on PATH.
+The interpreter is PYTHON_BIN_PATH, or python3 on PATH.
 """
 
 _BUILD = """\
@@ -23,14 +23,14 @@ cc_import(
 """
 
 def find_python(ctx):
-    """The Python to ask: PYTHON_BIN_PATH, else python3 on PATH."""
+    """Returns the Python interpreter: PYTHON_BIN_PATH, or python3 on PATH."""
     python = ctx.os.environ.get("PYTHON_BIN_PATH") or ctx.which("python3")
     if not python:
         fail("No python3 on PATH: set PYTHON_BIN_PATH to the Python that has TensorFlow.")
     return str(python)
 
 def ask(ctx, script):
-    """Runs a script of //build_support; returns its KEY=VALUE lines as a dict."""
+    """Runs a script of //build_support and returns its KEY=VALUE output lines as a dict."""
     python = find_python(ctx)
     result = ctx.execute([python, str(ctx.path(script))], timeout = 300)
     if result.return_code != 0:

@@ -1,4 +1,4 @@
-// The main function of a test program: runs all tests, in GoogleTest's words.
+// Main function of a test program: runs all tests and prints results in the format of GoogleTest.
 #include <chrono>
 #include <iostream>
 

@@ -1,7 +1,8 @@
-// As much of GoogleTest as the *_gpu_test.cc files use, for machines that have none.
+// The subset of GoogleTest that the *_gpu_test.cc files use, for machines without GoogleTest.
 //
-// Same macros, same lines of output. One thread expects at a time; a fixture has at most one
-// parameter and one INSTANTIATE_TEST_SUITE_P, which stands below its tests.
+// The macros and the output lines are the same as in GoogleTest. Restrictions: only one thread at a
+// time may evaluate expectations, and a fixture has at most one parameter and at most one
+// INSTANTIATE_TEST_SUITE_P, which must follow its tests.
 #ifndef SLIPSTREAM_BENCHMARKS_GPU_SMALL_GTEST_GTEST_GTEST_H_
 #define SLIPSTREAM_BENCHMARKS_GPU_SMALL_GTEST_GTEST_GTEST_H_
 
@@ -41,7 +42,7 @@ class TestWithParam : public Test {
   using ParamType = T;
   static const T& GetParam() { return *param; }
 
-  inline static const T* param = nullptr;  // of the test that runs
+  inline static const T* param = nullptr;  // Parameter of the running test.
 };
 
 template <class T, class... Others>
@@ -74,7 +75,7 @@ bool AddTest(const std::string& name) {
   return true;
 }
 
-// The tests of a fixture, before their parameters are known.
+// Returns the parameterized tests of a fixture, which Instantiate combines with parameters.
 template <class Fixture>
 std::vector<Case>& TestsOf() {
   static std::vector<Case> tests;
@@ -109,7 +110,7 @@ bool Instantiate(const std::string& suite, std::vector<typename Fixture::ParamTy
                               [](const auto& info) { return std::to_string(info.index); });
 }
 
-// What is streamed into an expectation.
+// Collects the text that is streamed into an expectation.
 class Message {
  public:
   template <class T>
@@ -123,7 +124,8 @@ class Message {
   std::ostringstream text_;
 };
 
-// Takes an expectation's message; `return Report(...) = message` leaves a function.
+// Reports a failed or skipped expectation when a message is assigned. The assignment has the type
+// void, so that ASSERT macros can expand to `return Report(...) = Message() << ...`.
 class Report {
  public:
   Report(Outcome outcome, const char* file, int line, std::string what)
@@ -177,7 +179,7 @@ void Print(std::ostream& out, const T& value) {
   }
 }
 
-// What is said of an expectation that fails; null: it is met. Compared once, printed if need be.
+// Description of a failed expectation, or null if the expectation is met.
 using Problem = std::unique_ptr<const std::string>;
 
 template <class A, class B, class Compare>
@@ -197,7 +199,7 @@ inline Problem ProblemOf(const char* text, bool is_met) {
   return std::make_unique<const std::string>("Expected: " + std::string(text) + "\n");
 }
 
-// At most four representable numbers apart; NaN is near nothing.
+// Returns whether two floats differ by at most four units in the last place. NaN is never near.
 inline bool AreNear(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return false;
   const auto order = [](float value) {
@@ -225,7 +227,7 @@ inline Outcome RunOne(const Case& each) {
 }  // namespace internal
 }  // namespace testing
 
-// In a switch and with an `else`, so that an `else` behind it is that of an `if` before it.
+// The switch and the `else` keep the macro from capturing an `else` of a surrounding `if`.
 #define SMALL_GTEST_(problem, on_failure)                                                    \
   switch (0)                                                                                 \
   case 0:                                                                                    \
