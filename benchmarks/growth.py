@@ -333,7 +333,7 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     sizes, shares = read_settings()
-    payload = 2 * 4 * _DIM.value  # Values and Adagrad's sums.
+    payload = 2 * 4 * _DIM.value  # Values and Adagrad slots.
     storage = slip.Storage(memory=_MEMORY.value, spill=_SPILL.value)
     if _SPILL.value is None:
         require_memory(sizes[-1], payload, available_memory())

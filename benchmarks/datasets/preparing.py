@@ -51,11 +51,9 @@ class PartsSource(Source):
         self.size = sum(len(labels) for _, labels in parts.values())
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Source.describe`."""
         return {"format": self.name, **self._settings}
 
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """See `Source.file_blocks`."""
         sizes = [len(labels) for _, labels in self._parts.values()]
         done = sum(sizes[: start.file])
         while start.row < sizes[start.file]:
@@ -66,14 +64,12 @@ class PartsSource(Source):
             start = end
 
     def parse(self, block: Block) -> ParsedRows:
-        """See `Source.parse`."""
         keys, labels = self._parts[self._part_of(block)]
         rows = slice(block.start.row, block.end.row)
         values = labels[rows].astype(np.float32), None, keys[rows].astype(np.int64)
         return ParsedRows(table_of(self.columns, *values), np.ones(block.num_rows, bool), {})
 
     def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """See `Source.parts`."""
         return {self._part_of(block): np.ones(block.num_rows, bool)}
 
     def _part_of(self, block: Block) -> str:

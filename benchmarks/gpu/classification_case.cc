@@ -66,7 +66,7 @@ void MeasureOne(Bench* bench, int64_t batch, int64_t keys_per_table, double alph
   const OnDevice<float> score(batch), weight(batch);
   const Classified result = {reinterpret_cast<bool*>(skippable.data()), score.data(),
                              weight.data()};
-  const int64_t item = 8 + 4;  // a key and its table
+  const int64_t item = 8 + 4;  // Bytes of a key and its table.
   const int64_t mebibytes = static_cast<int64_t>(slots.bytes()) >> 20;
   const std::string name = alpha == 1.0 ? "classify, all keys" : "classify, 90% of the keys";
   bench->Measure({name, Shape(batch, kTables) + ", index of " + std::to_string(mebibytes) + " MiB",

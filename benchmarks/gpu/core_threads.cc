@@ -29,7 +29,7 @@ namespace {
 
 constexpr int64_t kDim = 16;
 
-// Worker threads that run scheduled functions in order.
+// Worker threads that take scheduled functions from a queue.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads) {

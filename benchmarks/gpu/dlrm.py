@@ -1,9 +1,9 @@
 """Trains a small DLRM whose sparse gradients pass through the CUDA launchers.
 
 Three modes: `plain` sums gradients by key, `mask` drops the gradients of a third of the keys, and
-`defer` keeps gradients back until they move a row by 0.002 or are ten steps old. In every step the
-keys and sums must equal those of tests/definitions.py bit for bit. A second run without the
-comparison is timed.
+`defer` defers gradients until they move a row by 0.002 or are ten steps old. In every step, the
+keys and sums must equal the reference in tests/definitions.py bit for bit. A second run without
+the comparison is timed.
 
     python3 benchmarks/gpu/dlrm.py LIBRARY --arrays=cupy --results=results.jsonl
 """

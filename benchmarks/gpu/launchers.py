@@ -146,7 +146,7 @@ class DeferralBuffers:
         self._step = 0
 
     def add(self, keys: Any, gradients: Any) -> tuple[Any, Any]:
-        """Adds gradients to the deferred ones.
+        """Adds gradients to the deferred gradients.
 
         Returns:
             The buffer index of each key [n], and the sums [n, dim].
