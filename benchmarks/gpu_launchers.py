@@ -107,7 +107,7 @@ def append(results: Path | None, record: Mapping[str, Any]) -> None:
 
 
 def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) -> Cases:
-    """Runs the measuring program and prints the name of each case when it ends.
+    """Runs the measuring program and prints the name of each case.
 
     Args:
         program: Path of the program.

@@ -42,7 +42,7 @@ MOST_DISK, MOST_SLOPE = 5 / 3 + 3 / 64, 32.0
 
 
 def table_of(memory: str | None) -> slip.Table:
-    """Returns the table, with this memory limit and the rest on disk, or in memory if None."""
+    """Returns the table with this memory limit, or in memory."""
     storage = slip.Storage()
     if memory is not None:
         storage = slip.Storage(memory=memory, spill=_SPILL.value)

@@ -148,7 +148,7 @@ def _number(parts: Mapping[str, dict[str, np.ndarray]]) -> list[int]:
 
 
 def _rows(part: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the examples in file format, int32 [n, fields + numbers + 1]."""
+    """Returns the examples as int32 [n, fields + numbers + 1]."""
     numbers = np.concatenate([part["dense"], part["label"][:, np.newaxis]], axis=1)
     return np.concatenate([part["keys"].astype(np.int32), numbers.view(np.int32)], axis=1)
 

@@ -190,7 +190,7 @@ class Runs:
 
 
 def trial_rates(trial: int) -> dict[str, float]:
-    """Returns the learning rates of a trial, which are the same for all systems."""
+    """Returns the rates of a trial, the same for all systems."""
     random = np.random.default_rng([11, trial])
 
     def log_uniform(low: float, high: float) -> float:

@@ -181,7 +181,7 @@ def outcome(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table_of(rows: list[dict[str, Any]]) -> list[Any]:
-    """Returns the columns of a table with one row per trial or seed."""
+    """Returns the columns of a table of trials or seeds."""
     names = dict.fromkeys(name for row in rows for name in row["flags"])
     columns = [
         summary.column(name, [_text(row["flags"].get(name)) for row in rows])

@@ -1,10 +1,10 @@
-"""Prepares MovieLens 1M as a click task: does a user rate a movie with at least four stars?
+"""Prepares MovieLens 1M as a click task for slipstream-train.
 
     python benchmarks/datasets/movielens.py ml-1m.zip --output=prepared/movielens
 
-The input is the archive that GroupLens publishes. A random permutation, which is also the order of
-the examples, assigns 90% of the ratings to training and 10% to testing. With --hold_out, a tenth of
-the training part becomes the validation part.
+The input is the archive that GroupLens publishes. A rating of at least four stars counts as a click.
+A random permutation, which is also the order of the examples, assigns 90% of the ratings to training
+and 10% to testing. With --hold_out, a tenth of the training part becomes the validation part.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Parts = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 class PartsSource(Source):
-    """A source of examples from arrays in memory. Each part counts as one file."""
+    """A source of examples in memory. Each part is one file."""
 
     def __init__(
         self, name: str, path: str, fields: Sequence[str], parts: Parts, settings: Mapping[str, Any]
@@ -103,7 +103,7 @@ def read_arrays(path: str, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def require_integers(path: str, arrays: Mapping[str, np.ndarray], bits: int) -> None:
-    """Raises ValueError unless all values are signed integers of at most `bits` bits."""
+    """Raises ValueError unless all values are integers of `bits` bits."""
     limits = np.iinfo(f"int{bits}")
     for name, values in arrays.items():
         if values.dtype.kind not in "iu":
@@ -126,7 +126,7 @@ def entry_point(
     flags: Sequence[Flag],
     read: Callable[..., PartsSource],
 ) -> None:
-    """Runs a program that prepares a data set and exits with its exit code.
+    """Runs a program that prepares a data set, and exits.
 
     Args:
         program: File name of the program.

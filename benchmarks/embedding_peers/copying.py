@@ -1,4 +1,4 @@
-"""Lower bound of an embedding step: a multithreaded copy of the bytes that a step must move.
+"""Measures a lower bound of an embedding step: copying its bytes.
 
 A step writes the outputs of a batch and reads their gradients. It also reads and writes the row and
 the optimizer slots of each distinct key once. Because a copy reads and writes each byte, copying
@@ -20,7 +20,7 @@ _FLOAT = 4
 
 
 def bytes_that_must_move(settings: Mapping[str, Any], keys: np.ndarray) -> int:
-    """Returns the bytes that a step reads and writes, averaged over the batches.
+    """Returns the mean number of bytes that a step moves.
 
     Args:
         settings: "dim", and "slots": the number of optimizer values per row.

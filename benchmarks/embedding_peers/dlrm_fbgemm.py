@@ -1,4 +1,4 @@
-"""Trains a DLRM in PyTorch with FBGEMM tables and, on request, compiled dense layers.
+"""Trains a DLRM in PyTorch with the tables of FBGEMM.
 
 The argument "compiled" compiles the model from the pooled rows to the loss, without the embedding
 op. The argument "layers" measures only the dense part: every step gets the same pooled rows, and

@@ -29,7 +29,7 @@ _APPLIED: Mapping[str, float | None] = {"collected": None, "clipped": 1e6}
 
 
 def _model(settings: Mapping[str, Any]) -> DLRM:
-    """Returns the model with the initial weights and rows that all libraries share."""
+    """Returns the model with the initial values that all libraries share."""
     dim = settings["dim"]
     tables = [slip.Table(f"t{i}", dim) for i in range(len(settings["cardinalities"]))]
     embeddings = slip.keras.EmbeddingCollection(
@@ -123,7 +123,10 @@ def make_step(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
 
 
 def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Builds the model and returns a step that runs `fit` on all batches; see `worker.serve`."""
+    """Builds the model and returns a step that runs `fit`.
+
+    The step trains one epoch of all batches; see `worker.serve`.
+    """
     worker.limit_threads(tf, settings["threads"])
     model = _model(settings)
     model.compile(

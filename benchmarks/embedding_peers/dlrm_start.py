@@ -1,4 +1,4 @@
-"""Initial weights, rows and batches that every library's DLRM shares. Requires only NumPy."""
+"""Initial values and batches that all DLRMs share. Requires only NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_batches(settings: Mapping[str, Any]) -> Batches:
 
 
 def initial_rows(settings: Mapping[str, Any], table: int) -> np.ndarray:
-    """Returns the initial rows of a table, float32 [rows, dim], where row k belongs to key k."""
+    """Returns the initial rows, float32 [rows, dim], by key."""
     generator = np.random.default_rng([settings["seed"], table])
     shape = (settings["cardinalities"][table], settings["dim"])
     return (2 * _HALF_WIDTH * generator.random(shape, np.float32) - _HALF_WIDTH).astype(np.float32)
@@ -69,5 +69,8 @@ def dense_weights(settings: Mapping[str, Any]) -> tuple[list[np.ndarray], list[n
 
 
 def pairs(vectors: int) -> list[tuple[int, int]]:
-    """Returns the pairs (i, j) with i > j, ordered by i, then j. Vector 0 is the bottom output."""
+    """Returns the pairs (i, j) with i > j, row by row.
+
+    Vector 0 is the output of the bottom MLP.
+    """
     return [(i, j) for i in range(vectors) for j in range(i)]

@@ -1,4 +1,4 @@
-"""Trains DCN-v2 or DeepFM on Frappe_x1 with FuxiCTR's layers, training loop and early stopping.
+"""Trains DCN-v2 or DeepFM on Frappe_x1 with FuxiCTR.
 
     python fuxictr_frappe.py DATA MODEL SEED SETTINGS
 
@@ -27,7 +27,7 @@ FIELDS = ("user", "item", "daytime", "weekday", "isweekend", "homework", "cost",
 
 
 class Batches:
-    """Iterates over a part in the format of FuxiCTR's loop, shuffled in each pass or in order."""
+    """Iterates over a part in the format of FuxiCTR's loop."""
 
     def __init__(self, keys: np.ndarray, labels: np.ndarray, size: int, shuffles: bool) -> None:
         self._keys, self._labels = torch.from_numpy(keys), torch.from_numpy(labels)
@@ -84,7 +84,7 @@ class DeepFM(BaseModel):
 
 
 def feature_map_of(keys: np.ndarray, folder: str) -> FeatureMap:
-    """Returns a feature map with one categorical field, and so one table, per column."""
+    """Returns a feature map with a categorical field per column."""
     found = FeatureMap("frappe", folder)
     found.labels, found.num_fields = ["label"], len(FIELDS)
     for column, field in enumerate(FIELDS):

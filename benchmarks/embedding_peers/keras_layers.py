@@ -1,4 +1,4 @@
-"""Measures the Embedding layers of Keras 3, one per table, with a Keras optimizer."""
+"""Measures Keras 3 with an Embedding layer per table."""
 
 from __future__ import annotations
 

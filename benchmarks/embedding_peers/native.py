@@ -1,4 +1,4 @@
-"""Measures slipstream_tf's native store by its two ops or by its Keras layer in `model.fit`."""
+"""Measures slipstream_tf's native store by ops or by `model.fit`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slipstream_tf.tables import NativeStore
 
 
 def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.FeatureSpec]]:
-    """Returns a store in which the rows of all keys are allocated, and its feature specs."""
+    """Returns a store with all rows, and its feature specs."""
     names = [f"t{i}" for i in range(settings["tables"])]
     specs = [features.FeatureSpec(name, name) for name in names]
     name = settings["rule"]
@@ -42,7 +42,10 @@ def _store(settings: Mapping[str, Any]) -> tuple[NativeStore, list[features.Feat
 
 
 def make_ops(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Builds the tables and returns a step that loops over all batches in the graph."""
+    """Builds the tables and returns a step that runs all batches.
+
+    The batches run in a loop in the graph.
+    """
     worker.limit_threads(tf, settings["threads"])
     store, specs = _store(settings)
     shape = [settings["batch"], settings["tables"], settings["dim"]]
@@ -67,7 +70,7 @@ def make_ops(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
 
 
 class GivenGradient(keras.Model):
-    """A model that passes a given gradient to the layer's output instead of computing a loss."""
+    """A model that passes a given gradient to the layer's output."""
 
     def __init__(self, layer: keras.layers.Layer, gradient: tf.Tensor):
         super().__init__()
@@ -89,7 +92,10 @@ class GivenGradient(keras.Model):
 
 
 def make_fit(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:
-    """Builds a model and returns a step that runs `fit` on all batches."""
+    """Builds a model and returns a step that runs `fit`.
+
+    The step trains one epoch of all batches.
+    """
     worker.limit_threads(tf, settings["threads"])
     store, specs = _store(settings)
     layer = slip.keras.EmbeddingCollection(

@@ -1,4 +1,4 @@
-"""Runs training steps on request, so that libraries can be measured in turns.
+"""Runs training steps on request, so that libraries take turns.
 
 embedding_step.py and dlrm_step.py run this code with the Python of the virtual environment of each
 library. It requires only NumPy. Commands are lines of JSON on standard input. Answers are lines of
@@ -19,15 +19,15 @@ import numpy as np
 
 
 class Step(Protocol):
-    """A training step; in embedding benchmarks it applies a given gradient of the outputs."""
+    """A training step. Embedding benchmarks apply a given gradient."""
 
     def __call__(self, number: int) -> float | None:
-        """Trains with batch `number` and returns its loss, or None if there is no loss."""
+        """Trains with batch `number` and returns its loss, if any."""
         ...
 
 
 def limit_threads(tensorflow: Any, threads: int) -> None:
-    """Limits TensorFlow to this number of threads. Must be called before the first op."""
+    """Limits the threads of TensorFlow. Must precede the first op."""
     threading = tensorflow.config.threading
     if threading.get_intra_op_parallelism_threads() != threads:
         threading.set_intra_op_parallelism_threads(threads)

@@ -55,7 +55,10 @@ class Dense:
         self._b1, self._b2 = xp.zeros(HIDDEN, "f4"), xp.zeros((), "f4")
 
     def step(self, rows: Any, labels: Any) -> tuple[float, Any]:
-        """Returns the mean log loss, and the gradient of the rows [BATCH * FEATURES, DIM]."""
+        """Returns the mean log loss and the gradient of the rows.
+
+        The gradient has the shape [BATCH * FEATURES, DIM].
+        """
         xp = self._xp
         x = rows.reshape(BATCH, FEATURES * DIM)
         hidden = xp.maximum(x @ self._w1 + self._b1, 0)
@@ -94,7 +97,7 @@ class OnDevice:
 
 
 class Defined:
-    """Computes the gradients to apply on the host, with the reference of the tests."""
+    """Computes the gradients to apply with the reference on the host."""
 
     def __init__(self, mode: str, masked: np.ndarray):
         self._masked = set(masked.tolist())
@@ -155,7 +158,7 @@ def train(mode: str, launchers: Launchers, steps: int, *, compares: bool) -> dic
 
 
 def main() -> int:
-    """Runs all modes. A failed mode is recorded and the next one runs."""
+    """Runs all modes and continues after a failed mode."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
     parser.add_argument("--arrays", choices=("cupy", "numpy"), default="cupy")

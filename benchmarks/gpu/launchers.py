@@ -1,4 +1,6 @@
-"""Calls the CUDA launchers of c_api.cc through ctypes, on CuPy or NumPy arrays.
+"""Calls the CUDA launchers of c_api.cc on CuPy or NumPy arrays.
+
+The functions are called through ctypes.
 
 Pass NumPy arrays to a library that implements the launchers synchronously on the CPU. Every method
 checks the error code and returns new arrays without synchronizing; the caller synchronizes.
@@ -64,7 +66,7 @@ class Launchers:
     def compact(
         self, keys: Any, rows: Any, masked: KeySet, *, deduplicate: bool = True
     ) -> tuple[Any, Any, Any]:
-        """Drops the rows of masked keys and sums the rows of equal keys.
+        """Drops the rows of masked keys and sums rows by key.
 
         Returns:
             Keys [n], rows [n, dim] and counts [2]. The first `counts[0]` rows are valid.
@@ -162,7 +164,7 @@ class DeferralBuffers:
     def take_due(
         self, keys: Any, indices: Any, sums: Any, may_wait: Any, max_age: int
     ) -> tuple[Any, Any, Any]:
-        """Removes the rows that are due; the other rows of the step stay deferred.
+        """Removes the due rows. The other rows stay deferred.
 
         Returns:
             Keys [n + capacity], sums [n + capacity, dim] and counts. The first `counts[1]` rows

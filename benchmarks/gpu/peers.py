@@ -43,7 +43,10 @@ def to_torch(array: Any) -> torch.Tensor:
 
 
 def draw_keys(law: str, n: int) -> np.ndarray:
-    """Returns n int64 keys below KEYS_IN_ALL, uniform or by Zipf's law with exponent 1.1."""
+    """Returns n int64 keys below KEYS_IN_ALL.
+
+    The distribution is uniform, or Zipf's law with exponent 1.1.
+    """
     random = np.random.default_rng(1)
     if law == "uniform":
         return random.integers(0, KEYS_IN_ALL, n)
@@ -59,7 +62,10 @@ class Turns:
     def compare(
         self, record: dict[str, Any], ours: Callable[[], Any], theirs: Callable[[], Any]
     ) -> None:
-        """Adds to `record` the seconds of every turn and the median ratio of theirs to ours."""
+        """Adds the seconds and the median ratio to `record`.
+
+        The ratio is the time of `theirs` relative to `ours`.
+        """
         seconds: dict[str, list[float]] = {"seconds": [], "torch_seconds": []}
         for turn in range(-2, self._runs):  # The first two turns warm up.
             for name, call in (("seconds", ours), ("torch_seconds", theirs)):
@@ -111,7 +117,10 @@ def compare_sums(
 def compare_mask(
     record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
 ) -> None:
-    """Compares compaction without sums to `isin()` and a mask; a third of the keys is masked."""
+    """Compares compaction without sums to `isin()` and a mask.
+
+    A third of the keys is masked.
+    """
     masked = np.arange(0, KEYS_IN_ALL, 3, dtype=np.int64)
     keys = cupy.asarray(draw_keys(law, n))
     rows = cupy.random.default_rng(4).random((n, DIM), np.float32)
@@ -133,7 +142,10 @@ def compare_mask(
 def compare_deferral(
     record: dict[str, Any], launchers: Launchers, turns: Turns, n: int, capacity: int
 ) -> None:
-    """Compares a deferral step in which no row is due to `index_add_` on a dense buffer."""
+    """Compares a deferral step to `index_add_` on a dense buffer.
+
+    No row is due in the step.
+    """
     keys = cupy.asarray(np.random.default_rng(5).choice(KEYS_IN_ALL, n, replace=False))
     rows = cupy.random.default_rng(6).random((n, DIM), np.float32)
     buffers, waits = launchers.buffers(capacity, DIM), cupy.ones(n, bool)
@@ -156,7 +168,7 @@ def compare_deferral(
 def compare_step(
     record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
 ) -> None:
-    """Compares compaction with sums to a whole sparse training step of PyTorch on the same keys."""
+    """Compares compaction with sums to PyTorch's whole sparse step."""
     keys = cupy.asarray(draw_keys(law, n) % 1_000_000)
     rows = cupy.random.default_rng(7).random((n, DIM), np.float32)
     none = launchers.key_set(np.empty(0, np.int64))
@@ -175,7 +187,7 @@ def compare_step(
 
 
 def main() -> int:
-    """Runs all comparisons. A failed comparison is recorded and the next one runs."""
+    """Runs all comparisons and continues after a failed one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
     parser.add_argument("--results", type=Path, required=True, help="JSON Lines file to append to")

@@ -26,7 +26,10 @@ class Results:
 
     @contextlib.contextmanager
     def case(self, record: str, name: str) -> Iterator[dict[str, Any]]:
-        """Yields a dictionary for results and then writes it with the duration or the error."""
+        """Yields a dictionary for results and then writes it.
+
+        The record also contains the duration, and the error of a failed case.
+        """
         start, found = time.perf_counter(), {"record": record, "name": name}
         try:
             yield found

@@ -1,4 +1,4 @@
-"""Selects the hot keys for the schedules of FAE and Hotline. Requires only NumPy."""
+"""Selects hot keys for FAE and Hotline. Requires only NumPy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HotKeys:
     seconds: float
 
     def told(self, dim: int) -> dict[str, float]:
-        """Returns the fields for the record of a run; `dim` is the dimension of the rows."""
+        """Returns the fields for a record; rows have `dim` values."""
         rows = sum(map(len, self.keys))
         return {
             "hot_examples": self.share, "hot_accesses": self.accesses, "hot_rows": rows,
@@ -39,7 +39,7 @@ class HotKeys:
 
 
 def choose(task: Task, share: float = SHARE) -> HotKeys:
-    """Selects the smallest set of most frequent keys that makes `share` of the examples hot.
+    """Selects hot keys that make `share` of the examples hot.
 
     A key is hot if its number of accesses reaches a threshold. The threshold is the largest that
     makes at least the fraction `share` of the training examples contain only hot keys.

@@ -1,4 +1,4 @@
-"""Trains with plain Keras 3: one Embedding layer per field, Keras optimizers, a tf.function."""
+"""Trains with the Embedding layers and optimizers of Keras 3."""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ class Cluster:
             process.wait()
 
     def require(self) -> None:
-        """Raises SystemExit if a process has ended, for example because its port is in use."""
+        """Raises SystemExit if a process has ended.
+
+        For example, its port may be in use.
+        """
         for process in self._processes:
             if process.poll() is not None:
                 self._log.seek(0)

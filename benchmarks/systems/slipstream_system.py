@@ -1,4 +1,4 @@
-"""Trains slipstream_tf's DLRM with `model.fit`, a policy or the schedule of a baseline.
+"""Trains slipstream_tf's DLRM, with a policy or a baseline's schedule.
 
 The arguments after the settings and the record select variants: "bfloat16", "skipping", "paper",
 "normalised", "fae", "hotline". "ranks" runs under a launcher with sharded tables and chooses the
@@ -155,7 +155,7 @@ def model_of(ways: Sequence[str], task: Task, embeddings: Any, comm: Any) -> Any
 
 
 def batches_of(ways: Sequence[str], task: Task, comm: Any, hot: HotKeys | None) -> tf.data.Dataset:
-    """Returns the training batches, or the part of each batch that belongs to this rank."""
+    """Returns the batches, or this rank's part of each batch."""
     data = tf_parts.dataset(task)
     if not task.numbers:
         data = data.map(lambda features, labels: ({"keys": features["keys"]}, labels))

@@ -153,7 +153,7 @@ class Recorder:
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Returns the AUC: the fraction of correctly ranked pairs, where a tie counts half."""
+    """Returns the AUC. A tie counts half."""
     order = np.argsort(scores, kind="stable")
     ordered = scores[order]
     first = np.searchsorted(ordered, ordered, "left")

@@ -1,4 +1,4 @@
-"""Shared parts of the TensorFlow systems: data set, training loop and dense layers of DLRM."""
+"""Data set, training loop and dense layers for TensorFlow systems."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def train(task: Task, step: Callable[..., Any], logits: Callable[..., tf.Tensor]
 
 
 def limit_threads(threads: int) -> None:
-    """Limits TensorFlow to this number of threads. Must be called before the first op."""
+    """Limits the threads of TensorFlow. Must precede the first op."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)

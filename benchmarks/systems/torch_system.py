@@ -1,4 +1,6 @@
-"""Trains with PyTorch on the CPU, with tables of FBGEMM or of Intel's extension.
+"""Trains with PyTorch on the CPU with fused embedding tables.
+
+The tables come from FBGEMM or Intel's extension.
 
 The arguments after the settings and the record select variants: "compiled" compiles the dense
 layers, "bfloat16" enables autocast, and "ipex" uses Intel's extension for the tables.
@@ -31,7 +33,10 @@ def stack(widths: list[int], width: int, last_is_linear: bool) -> torch.nn.Seque
 
 
 class Dense(torch.nn.Module):
-    """The MLPs and pairwise dot products of DLRM; no bottom MLP without numeric features."""
+    """The MLPs and pairwise dot products of DLRM.
+
+    A model without numeric features has no bottom MLP.
+    """
 
     def __init__(self, settings: Mapping[str, Any], fields: int) -> None:
         super().__init__()
@@ -45,7 +50,10 @@ class Dense(torch.nn.Module):
         self.top = stack(settings["top"], width, True)
 
     def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
-        """Returns logits [n] for numbers [n, numbers] and pooled rows [n, fields * dim]."""
+        """Returns logits [n] for numbers and pooled rows.
+
+        The shapes are [n, numbers] and [n, fields * dim].
+        """
         bottom = None if self.bottom is None else self.bottom(dense)
         if bottom is not None:
             pooled = torch.cat([bottom, pooled.to(bottom.dtype)], dim=1)
@@ -76,7 +84,7 @@ class Fbgemm:
                 weights.uniform_(-_HALF_WIDTH, _HALF_WIDTH)
 
     def __call__(self, keys: np.ndarray) -> torch.Tensor:
-        """Returns the rows of keys [n, fields], field by field: [n, fields * dim]."""
+        """Returns rows [n, fields * dim] for keys [n, fields]."""
         flat = torch.from_numpy(np.ascontiguousarray(keys.T, np.int64).reshape(-1))
         return self._layer(flat, torch.arange(0, keys.size + 1, dtype=torch.int64))
 
@@ -85,7 +93,7 @@ class Fbgemm:
 
 
 class Merged:
-    """Merged tables of Intel's extension. The backward pass updates the rows with Adagrad."""
+    """Merged tables of Intel's extension with fused Adagrad."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         import intel_extension_for_pytorch as ipex
@@ -103,7 +111,7 @@ class Merged:
         self._fields = len(tables)
 
     def __call__(self, keys: np.ndarray) -> torch.Tensor:
-        """Returns the rows of keys [n, fields], field by field: [n, fields * dim]."""
+        """Returns rows [n, fields * dim] for keys [n, fields]."""
         columns = [torch.from_numpy(np.ascontiguousarray(c, np.int64)) for c in keys.T]
         offsets = [torch.arange(0, len(keys), dtype=torch.int64)] * self._fields
         return torch.cat(self._layer(columns, offsets), dim=1)
