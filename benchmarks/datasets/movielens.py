@@ -2,8 +2,8 @@
 
     python benchmarks/datasets/movielens.py ml-1m.zip --output=prepared/movielens
 
-The input is the archive that GroupLens publishes. A rating of at least four stars counts as a click.
-A random permutation, which is also the order of the examples, assigns 90% of the ratings to training
+The input is the archive that GroupLens publishes. A rating of at least four stars is a click. A
+random permutation, which is also the order of the examples, assigns 90% of the ratings to training
 and 10% to testing. With --hold_out, a tenth of the training part becomes the validation part.
 """
 
