@@ -27,7 +27,10 @@ class Step(Protocol):
 
 
 def limit_threads(tensorflow: Any, threads: int) -> None:
-    """Limits the threads of TensorFlow. Must precede the first op."""
+    """Limits the number of threads that TensorFlow uses.
+
+    Note: TensorFlow accepts the limit only before its first op.
+    """
     threading = tensorflow.config.threading
     if threading.get_intra_op_parallelism_threads() != threads:
         threading.set_intra_op_parallelism_threads(threads)

@@ -94,6 +94,9 @@ def train(task: Task, step: Callable[..., Any], logits: Callable[..., tf.Tensor]
 
 
 def limit_threads(threads: int) -> None:
-    """Limits the threads of TensorFlow. Must precede the first op."""
+    """Limits the number of threads that TensorFlow uses.
+
+    Note: TensorFlow accepts the limit only before its first op.
+    """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
