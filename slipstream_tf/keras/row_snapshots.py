@@ -242,10 +242,12 @@ class ExportedRows:
         self.serving = ServingStore(self._tables)
 
     def stands_in_for(self, store: Any) -> bool:
-        """Returns whether the present lookup of a store belongs to a SavedModel.
+        """Returns whether the exported rows replace the lookup of a store.
+
+        They do while Keras traces the model for a SavedModel.
 
         Raises:
-            ValueError: It does, and the rows are distributed over multiple ranks.
+            ValueError: The model is being saved, and its rows are distributed over multiple ranks.
         """
         if store is not self._store or not _compat.is_saving_model():
             return False

@@ -22,6 +22,12 @@ def tracked(
 
     If the user passes a store, there are no layers.
 
+    Args:
+        embeddings: A layer, multiple layers, or a store.
+        features: For a store: the features as a mapping from feature name to table name, or as
+            specs. None: one feature per table, with the name of the table.
+        comm: The communicator of the job, or None.
+
     Raises:
         ValueError: The arguments have the wrong type or contradict each other, or two layers have a
             table or feature with the same name.

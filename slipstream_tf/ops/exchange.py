@@ -68,14 +68,15 @@ def collect_gradients(
         gradients: Gradients of the pooled vectors of that lookup, float32 with equal shapes.
         learning_rate: float32, a scalar or [tables]. It determines how far a deferred sum would
             move its row.
-        ranks: Number of owners, to which keys are assigned by hash. 1 sends all rows to all ranks.
+        ranks: Number of ranks that own rows. A hash of the key selects the owner. With 1, the rows
+            have no owner, and the caller sends all of them to every rank.
         advance_step: Whether this call counts as an update of the tables, by which deferred sums
             age. If not, applying the rows counts as the update.
         passes_non_finite: Whether a gradient that is not finite is allowed. Then all returned
             values are NaN, and the deferred sums are updated as if all gradients were 0.
 
     Returns:
-        The rows, with unique keys.
+        The sums, grouped by owner and table, with each key at most once.
 
     Raises:
         tf.errors.InvalidArgumentError: A gradient is not finite and `passes_non_finite` is False.

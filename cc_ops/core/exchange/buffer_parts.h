@@ -32,8 +32,9 @@ void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   }
 }
 
-// Calls use(i, row) for each key of a part with the result of find(i). It calls find several keys
-// ahead and prefetches the row, so that the row is in the cache when it is used.
+// Calls use(i, row) for each key of a part, where row is a FoundRow with the row and the index that
+// find(i, &index) returns. It calls find for later keys first and prefetches their rows, so that a
+// row is in the cache when it is used.
 template <class Find, class Use>
 void FindAhead(const BufferPart& part, Find find, Use use) {
   // Prefetch the index line of a key first, then its row.

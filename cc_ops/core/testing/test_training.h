@@ -23,7 +23,8 @@ struct Training {
         parallel(Threads(threads)),
         table(std::make_unique<EmbeddingTable>(options)) {}
 
-  // One key per example. All values of the gradient of example i are `gradient[i]`.
+  // Trains a batch with `features` features of one key per example. `keys` and `gradient` list
+  // feature by feature. Value j of the gradient of key i is (j + 1) * gradient[i].
   void Step(const std::vector<int64_t>& keys, const std::vector<float>& gradient,
             int features = 1) {
     const int64_t batch = static_cast<int64_t>(keys.size()) / features;
