@@ -107,9 +107,10 @@ def keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any
 
 
 def dense_rate(optimizer: Any) -> Any:
-    """Returns the learning rate of a Keras optimizer, or None.
+    """Returns the learning rate of a Keras optimizer, or None if it has none.
 
-    The rate is a schedule, a variable or a function. Wrapped optimizers are unwrapped.
+    The result is a schedule, a variable or a function. An optimizer with an `inner_optimizer` has
+    the learning rate of the inner optimizer.
     """
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
@@ -153,14 +154,25 @@ _MAP_BATCHES = {"Map", "ParallelMap", "Scan"}
 def tell_batch_size(dataset: Any, size: int) -> Any:
     """Attaches a batch size to a dataset.
 
-    `told_batch_size` then finds it through later transformations.
+    `told_batch_size` returns it for this dataset and for datasets that are made from it.
+
+    Args:
+        dataset: A `tf.data.Dataset`.
+        size: Number of examples per batch.
+
+    Returns:
+        The same dataset object.
     """
     dataset._told_batch_size = size
     return dataset
 
 
 def _where_batches_are_made(dataset: Any, passing: set[str]) -> Any:
-    """Returns the dataset that creates the batches, behind `passing` transformations."""
+    """Follows the inputs of a dataset backward to the dataset that creates its batches.
+
+    The search passes over the transformations in `passing`. It ends at a dataset with an attached
+    batch size, or at any other transformation.
+    """
     while not hasattr(dataset, "_told_batch_size"):
         inputs = dataset._inputs() if _kind_of(dataset) in passing else []
         if len(inputs) != 1:
@@ -176,9 +188,11 @@ def _kind_of(dataset: Any) -> str:
 def told_batch_size(dataset: Any) -> int | None:
     """Returns the batch size of a dataset, or None if unknown.
 
-    No element is read. The size is the argument of `.batch(n)` or `.rebatch(n)`, or the size that a
-    reader attached. TensorFlow has no public API for it, and the static shape is unknown without
-    `drop_remainder`. Later transformations may preserve batches, or be `.map` or `.scan`.
+    No element is read. The size is the argument of `.batch(n)` or `.rebatch(n)`, or the size that
+    `tell_batch_size` attached. TensorFlow has no public API for it, and the static shape is unknown
+    without `drop_remainder`. Transformations between that call and `dataset` are ignored if they
+    keep batches as they are (`_KEEP_BATCHES`) or map them. After any other transformation the size
+    is unknown.
 
     Note: `.map` and `.scan` can change the number of examples. Check the size of the actual
     batches.
@@ -198,9 +212,10 @@ def told_batch_size(dataset: Any) -> int | None:
 
 
 def is_sized_by_reader(dataset: Any) -> bool:
-    """Returns whether all batches have the size that a reader attached.
+    """Returns whether all batches have the size that `tell_batch_size` attached.
 
-    The size of such batches need not be checked.
+    This holds if no `.map`, `.scan` or unknown transformation follows. The size of such batches
+    need not be checked.
     """
     return hasattr(_where_batches_are_made(dataset, _KEEP_BATCHES), "_told_batch_size")
 
@@ -219,8 +234,8 @@ def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], None]) -
 
     Args:
         layer: A Keras layer.
-        old: The weights to remove.
-        make: Function that adds the new weights.
+        old: The variables to remove.
+        make: Function without arguments that adds the new weights to the layer.
     """
     for variable in old:
         layer._untrack_variable(variable)
@@ -243,10 +258,10 @@ def is_in_legacy_file() -> bool:
 
 
 def outermost_layer(layer: Any) -> Any:
-    """Returns the outermost layer of the current call.
+    """Returns the outermost layer of the current call, in which `layer` is called.
 
-    In `fit` it is the model. Keras layers have no pointer to their model. Keras stores the entry
-    layer of a call to propagate arguments such as `training`.
+    In `fit` it is the model. Keras layers have no pointer to their model, but Keras stores the
+    entry layer of a call to propagate arguments such as `training`.
     """
     context = getattr(layer, "_get_call_context", None)
     return layer if context is None else context().entry_layer

@@ -48,9 +48,9 @@ class Retention:
     Attributes:
         capacity: Maximum number of rows, or None for no limit. The keys that one batch admits may
             exceed the capacity by a few rows until the next batch.
-        eviction: Which row a full table evicts. `"lfu"`: the row with the lowest decayed access
-            count. `"lru"`: the row with the oldest access.
-        admit_after: Number of accesses after which a key gets a row, 1 to 255. Before that, a
+        eviction: Which row a full table evicts. `"lfu"`: the row with the lowest access count,
+            which decays over time (`HotSet.count_decay`). `"lru"`: the row with the oldest access.
+        admit_after: A key gets a row with this access, 1 (its first access) to 255. Before that, a
             lookup returns the initial row, and the gradients of the key are dropped. The accesses
             are counted in a filter of 16 MB per table. The filter can overestimate a count, and it
             halves all counts after every 16 million accesses of keys without a row. With sharded
@@ -123,9 +123,10 @@ class Storage:
             bfloat16 have no bits to spare for the values.
         memory: Memory for rows and slots, in bytes or as a text such as `"2GB"`. The other rows are
             stored on disk, the least valuable first, by access count and time since the last
-            access. The rows of one batch must fit. In addition, the index takes 20 to 25 bytes per
-            key. Rows in transit between memory and disk take up to an eighth of `memory`, plus a
-            quarter of `memory` or 64 MB, whichever is less. None keeps all rows in memory.
+            access. The rows of one batch must fit. In addition, the index from keys to rows takes
+            20 to 25 bytes per key. Rows in transit between memory and disk take up to an eighth of
+            `memory`, plus a quarter of `memory` or 64 MB, whichever is less. None keeps all rows in
+            memory.
         spill: Folder on a local disk for the rows that exceed `memory`, which is required with it.
             The folder must exist when the table is created. The files have no name and are deleted
             when the process ends. Ranks may share the folder.
@@ -154,7 +155,7 @@ class Storage:
         return Storage(self.dtype, self.slot_dtype)
 
     def rows_in_memory(self, dim: int, slots: int) -> int:
-        """Returns the number of rows that fit into `memory`.
+        """Returns the number of rows that fit into `memory`, or 0 without a limit.
 
         Args:
             dim: Number of values per row.
@@ -173,7 +174,8 @@ class Storage:
     def row_bytes(self, dim: int, slots: int) -> int:
         """Returns the bytes of memory of one row with its slots.
 
-        The result is a multiple of 16. The index takes 20 to 25 additional bytes per row.
+        The result is a multiple of 16. The index from keys to rows takes 20 to 25 additional bytes
+        per row.
 
         Args:
             dim: Number of values per row.
@@ -253,7 +255,7 @@ class Table:
 
     @property
     def eviction(self) -> str:
-        """Eviction order of a full table; unused if the table is unbounded."""
+        """Eviction order of a full table, `"lfu"` or `"lru"`; unused if it is unbounded."""
         return EVICTIONS[0] if self.retention is None else self.retention.eviction
 
     @property
@@ -295,8 +297,9 @@ class Table:
 class Window:
     """Sets the length of windows, after which the engine decides.
 
-    At the end of each window, drifts are measured, keys are classified, thresholds are updated and
-    snapshots are taken.
+    A window is a sequence of training steps. At its end, the engine measures the drift of each
+    tracked row (the distance from its snapshot, the copy at the last window's end), updates the
+    threshold T, classifies keys with a drift below T as saturated, and takes new snapshots.
 
     Example:
 
@@ -314,7 +317,7 @@ class Window:
             [0, 1] (0.25 in the paper). An integer is a number of steps.
         planned_steps: Number of steps that training takes without skipping. None uses the number
             that `fit` derives from the length of the data, `steps_per_epoch` and `epochs`.
-        sample: Number of examples per window, sampled uniformly, that determine the threshold T.
+        sample: Maximum number of examples per window, sampled uniformly, that determine T.
         seed: Seed of that sample and of the random decisions that keep or skip examples.
     """
 
@@ -374,9 +377,9 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class HotSet:
-    """Selects the keys that the engine tracks: the most accessed ones.
+    """Selects the keys that the engine tracks: the most accessed keys.
 
-    The snapshots of the tracked rows must fit into `memory`.
+    The snapshots (copies) of their rows must fit into `memory`.
 
     Example:
 
@@ -386,8 +389,8 @@ class HotSet:
 
     Attributes:
         memory: Memory for the snapshots of all tables, in bytes or as a text such as `"256MB"`.
-        table_memory: Maximum memory for the snapshots of single tables, a dictionary from table
-            name to bytes or text.
+        table_memory: Additional limits for single tables: a dictionary from table name to the
+            maximum memory for the snapshots of that table, in bytes or as a text.
         exclude: Names of tables that are not tracked and to which no policy applies.
         count_decay: Factor in [0, 1] by which all access counts are multiplied at the end of each
             window.
@@ -428,10 +431,10 @@ class HotSet:
 
 @dataclasses.dataclass(frozen=True)
 class Saturation:
-    """Defines when a tracked key counts as saturated.
+    """Defines when a tracked key counts as saturated: its drift is below a threshold T.
 
-    Policies that depend on drift use it. Without policies, it applies to the reported states of
-    keys.
+    It applies to `RowDrift`, `MaskGradients` and `DeferGradients(until=Interval())`. Without
+    policies, it applies to the reported states of keys.
 
     Example:
 
@@ -446,9 +449,9 @@ class Saturation:
             policy.
         max_threshold: Upper bound of a derived T, or None.
         revisit_every: A saturated key is probed, which means trained like a varying key, in one of
-            `revisit_every` windows. The windows differ between keys. 0 means never. None uses the
-            default of the policies: 10 if gradients are masked or deferred, and 100 if examples are
-            skipped, because a probing key keeps all its examples.
+            `revisit_every` windows. The windows differ between keys. 0 means never. None means 10
+            with `MaskGradients` or `Interval`, and 100 otherwise, because an example with a probing
+            key is not skipped.
     """
 
     metric: str = "linf"
@@ -473,7 +476,7 @@ class Saturation:
 class DryRun:
     """Makes the engine decide and count everything without saving anything.
 
-    The report then estimates the savings.
+    Every example is trained and every gradient is applied. The report estimates the savings.
 
     Example:
 

@@ -107,7 +107,11 @@ Initializer = RandomUniform | RandomNormal | Zeros | Constant
 
 
 def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
-    """Returns (kind, first parameter, second parameter) for the table op."""
+    """Returns the initializer as (kind, first, second) for the table op.
+
+    The numbers are (minval, maxval) for "uniform", (mean, stddev) for "normal", (value, 0) for
+    "constant" and (0, 0) for "zeros".
+    """
     kinds = {RandomUniform: "uniform", RandomNormal: "normal", Constant: "constant", Zeros: "zeros"}
     values = [v for name, v in vars(initializer).items() if name != "seed"]
     first, second, *_ = (*values, 0.0, 0.0)

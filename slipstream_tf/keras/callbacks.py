@@ -28,11 +28,12 @@ from slipstream_tf.telemetry.tensorboard import WindowWriter
 class LearningRates(keras.callbacks.Callback):
     """Logs the learning rates of the tables after each epoch.
 
-    The rates of the tables follow the optimizer of the dense layers without this callback: they are
-    scaled by its present rate divided by its initial rate. By default, the initial rate is the rate
-    at the first training step. With this callback, it is the rate when `fit` is called, before
-    other callbacks change it. Put this callback before a `keras.callbacks.LearningRateScheduler`
-    that changes the rate in the first epoch. `slipstream.callback` includes this callback.
+    In `fit`, the rates of the tables follow the optimizer of the dense layers with or without this
+    callback: they are multiplied by the present dense rate divided by the initial dense rate.
+    Without this callback, the initial rate is the rate at the first training step. With it, the
+    initial rate is the rate when `fit` is called, before other callbacks change it. Put it before a
+    `keras.callbacks.LearningRateScheduler` that changes the rate in the first epoch.
+    `slipstream.callback` does the same.
 
     Example:
 
@@ -54,7 +55,7 @@ class LearningRates(keras.callbacks.Callback):
             store.follow(getattr(model, "optimizer", None))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the learning rates of the next update to `logs`."""
+        """Adds the learning rates of the next update to `logs`, see `rates_of`."""
         for store in _stores_in(self.model):
             if logs is not None:
                 logs.update(rates_of(store))
@@ -127,9 +128,10 @@ def _lists_that_call() -> list[list[Any]]:
 class RanksCallback(AmongOthers):
     """Synchronizes a Keras model across ranks during `fit`.
 
-    It broadcasts the Keras weights of rank 0 at the start. A model with `LossFeedback` then scales
-    its loss, so that the averaged gradients are correct for batches of different sizes.
-    `Slipstream.callback` includes it. Use this class for a `fit` without an engine. Every rank must
+    At the start, it broadcasts the floating-point weights of the model and the learning rates of
+    the tables from rank 0. A model with `LossFeedback` then scales its loss, so that the averaged
+    gradients are correct for batches of different sizes. `Slipstream.callback` includes this
+    callback. Use this class for a `fit` without an engine. Every rank must
     pass the same number of batches to `fit`, see `distributed.even_ends`. With one rank, it only
     applies the deferred gradients of a `VariableStore` at the end of each epoch.
 
@@ -141,8 +143,8 @@ class RanksCallback(AmongOthers):
       `GlobalMetrics`). The logs of batches remain local as well, and so do logs that a custom
       `train_step` creates in addition to `model.metrics`. A rank that does not validate receives
       the validation metrics of the other ranks.
-    - Rows without deferred gradients, so that ModelCheckpoint can save them on any rank. The
-      validation runs before they are applied.
+    - Tables without deferred gradients, so that ModelCheckpoint can save them on any rank. The
+      validation of an epoch runs before its deferred gradients are applied.
 
     Embedding rows are not broadcast. The rows of replicated tables are compared at the start, which
     temporarily takes the memory of the largest table. If ranks load rows, they must load the same
@@ -236,7 +238,7 @@ class RanksCallback(AmongOthers):
         self._is_training = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Discards announced keys that the previous epoch did not use."""
+        """Discards keys that `prefetch` sent ahead and the previous epoch did not use."""
         self._forget_announced()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -275,10 +277,11 @@ class RanksCallback(AmongOthers):
 class SaturationCallback(RanksCallback):
     """Counts training steps for an engine and ends its windows.
 
-    Only `model.fit` counts. `evaluate` and `predict` do not. With `steps_per_execution` above 1, a
-    window ends with the execution that fills it. With multiple ranks, this class also does the work
-    of `RanksCallback`. Put it first. In a single process, a `keras.callbacks.BackupAndRestore` in
-    the same `fit` also saves the state of the engine.
+    `Slipstream.callback` creates it. Put it first in the list of callbacks. Only the steps of
+    `model.fit` count, not those of `evaluate` and `predict`. With `steps_per_execution` above 1, a
+    window ends with the execution that fills it. This class also does the work of `RanksCallback`.
+    In a single process, a `keras.callbacks.BackupAndRestore` in the same `fit` also saves the state
+    of the engine.
 
     Example:
 
@@ -311,7 +314,11 @@ class SaturationCallback(RanksCallback):
         self._writer: WindowWriter | None = None
 
     def __call__(self, log_dir: str | os.PathLike[str] | None = None) -> "SaturationCallback":
-        """Returns a callback of the same engine that writes to a folder."""
+        """Returns a new callback of the same engine that writes to a folder.
+
+        Args:
+            log_dir: Folder for TensorBoard events, as in the constructor.
+        """
         return SaturationCallback(self.slipstream, log_dir)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -368,7 +375,7 @@ class SaturationCallback(RanksCallback):
             self._writer = WindowWriter(folder)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the counters of an epoch and discards announced keys."""
+        """Starts the counters of an epoch and discards unused prefetched keys."""
         self._steps_in_epoch = 0
         self._watch.begin_epoch()
         if self._is_first_epoch and epoch:
@@ -391,16 +398,17 @@ class SaturationCallback(RanksCallback):
             self._count_iterations()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps of a shorter last execution.
+        """Counts steps that Keras did not report, then acts as `RanksCallback`.
 
-        Keras may not report the end of that execution. Then this method does the work of
-        `RanksCallback`, so that later callbacks receive the metrics of all ranks.
+        With `steps_per_execution` above 1, Keras may not report the end of a shorter last
+        execution. Later callbacks receive the metrics of all ranks.
         """
         if self.model.steps_per_execution > 1:
             self._count_iterations()
         self._watch.end_epoch(epoch, self._steps is not None)
         if self._is_first_epoch and not self._is_planned and self._epochs > epoch + 1:
-            # The first epoch skipped no step, so that its length is the length of the data.
+            # A fractional warm-up does not end while the plan is unknown, so that the first epoch
+            # skipped no example and its length is the length of the data.
             self.slipstream.plan.add_epochs(self._epochs - epoch, self._steps_in_epoch)
         self._is_first_epoch = False
         super().on_epoch_end(epoch, logs)
@@ -427,9 +435,9 @@ class SaturationCallback(RanksCallback):
 
 
 class ElasticCallback(keras.callbacks.Callback):
-    """Counts the steps of `fit` for an `ElasticState`, which commits periodically.
+    """Counts the steps of `fit` for an `ElasticState`, which saves checkpoints periodically.
 
-    Put it last in the list of callbacks.
+    Put it last in the list of callbacks, so that a checkpoint includes the work of the others.
 
     Example:
 
@@ -438,7 +446,7 @@ class ElasticCallback(keras.callbacks.Callback):
     ...     return model.fit(data, callbacks=[slip.keras.ElasticCallback(state)])
 
     Args:
-        state: The restored state of the training.
+        state: The `ElasticState` that `distributed.run_elastic` passes to the training function.
     """
 
     def __init__(self, state: ElasticState) -> None:

@@ -35,6 +35,11 @@ _IN_STEP = (
 def require_apply(apply: str | None, store: Any, layer: str) -> str:
     """Checks the argument `apply` of a layer and returns its initial mode.
 
+    Args:
+        apply: `"backward"`, `"step"`, or None, which starts as `"backward"`.
+        store: The store of the layer.
+        layer: Name of the layer, for the error.
+
     Raises:
         ValueError: The mode is unknown, or the store does not support it.
     """
@@ -46,17 +51,18 @@ def require_apply(apply: str | None, store: Any, layer: str) -> str:
 
 
 def reaching_rows(model: Any, optimizer: Any) -> Any:
-    """Matches the optimizer of a model with its layers that have `apply=None`.
+    """Makes an optimizer that needs all gradients at once receive those of rows.
 
-    An optimizer that needs all gradients at once is converted to apply the gradients of rows,
-    unless it is already built.
+    Only layers with `apply=None` are affected. If their optimizer has a setting such as
+    `global_clipnorm` and is not built yet, it is converted in place to a `StepOptimizer`. The
+    layers then use `apply="step"`. With any other Keras optimizer they use `apply="backward"`.
 
     Args:
         model: A Keras model that is being compiled.
         optimizer: Optimizer in a format that `compile` accepts.
 
     Returns:
-        The optimizer object.
+        The optimizer to compile with: an object, or the argument if no layer has `apply=None`.
     """
     layers = [part for part in _compat.layers_in(model) if hasattr(part, "follow_optimizer")]
     following = [layer for layer in layers if layer.follows_optimizer]
@@ -81,9 +87,9 @@ def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) ->
     loop, its optimizer is unknown and the check passes.
 
     Args:
-        layer: The layer that is called.
-        anchors: Anchors of the layer.
-        apply: `"backward"` or `"step"`.
+        layer: The `EmbeddingCollection` that is called.
+        anchors: Anchors of the layer, see `row_gradients.add_anchors`.
+        apply: Present mode of the layer, `"backward"` or `"step"`.
     """
     optimizer: Any = getattr(_compat.outermost_layer(layer), "optimizer", None)
     if optimizer is None:
@@ -131,17 +137,19 @@ def refuse_scaled_gradients(optimizer: Any, policies: Sequence[Any]) -> None:
 
 
 def require_told_training(layer: Any, training: bool | None) -> None:
-    """Detects a layer that does not train under a gradient tape.
+    """Detects a layer whose rows are not trained although a tape is recording.
 
-    `fit` passes `training` only to models with this argument in their `call`.
+    The usual cause is a model without the argument `training` in its `call`, because `fit` passes
+    `training` only to models with this argument. If the layer received False inside a model, the
+    function only logs a warning, because False may be intended. Without a recording tape it does
+    nothing.
 
     Args:
-        layer: A trainable layer that is called without training.
-        training: The argument that the layer received. False can be a default of the `call` of the
-            model.
+        layer: A trainable layer that is called without `training=True`.
+        training: The argument that the layer received, None or False.
 
     Raises:
-        ValueError: A tape is recording, and the layer received no `training` argument.
+        ValueError: A tape is recording, and `training` is None.
     """
     if not _compat.is_recording():
         return
@@ -164,7 +172,13 @@ def require_told_training(layer: Any, training: bool | None) -> None:
 
 
 def require_own_store(store: Any, tables: Sequence[Any], comm: Any, prefetch: bool) -> None:
-    """Rejects a store object that contradicts the other arguments of the layer.
+    """Rejects a store object that contradicts the other arguments of a layer.
+
+    Args:
+        store: The argument `store` of the layer.
+        tables: The tables of the layer.
+        comm: The argument `comm`, which must be None.
+        prefetch: The argument `prefetch`.
 
     Raises:
         ValueError: The tables, `comm` or `prefetch` do not match.
@@ -180,7 +194,14 @@ def require_own_store(store: Any, tables: Sequence[Any], comm: Any, prefetch: bo
 
 
 def refuse_loss_scaling(policy: Any, layer: str) -> None:
-    """Raises ValueError if a dtype policy requires loss scaling."""
+    """Raises ValueError if the dtype policy of the layer or of Keras is float16.
+
+    Such a policy requires loss scaling, which would also scale the gradients of rows.
+
+    Args:
+        policy: The dtype policy of the layer.
+        layer: Name of the layer, for the error.
+    """
     for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
         if dtype == "float16":
             allowed = (

@@ -140,7 +140,11 @@ class Embedding(EmbeddingCollection):
             return tf.identity(keys)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns a bool mask of nonzero keys, or None without `mask_zero`."""
+        """Returns a bool mask in the shape of the keys, False at padding.
+
+        The result is None without `mask_zero`, and for keys that are ragged, sparse, symbolic or
+        [batch].
+        """
         return layouts.mask_of(self.specs[0], inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:  # type: ignore[override]

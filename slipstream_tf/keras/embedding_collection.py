@@ -113,9 +113,11 @@ class EmbeddingCollection(keras.layers.Layer):
         features: None creates one feature per table, with the name of the table. Alternatively, a
             dictionary from feature name to table name, or a sequence of `FeatureSpec`s, each with a
             separate combiner. Features may share a table.
-        store: `"native"`, or `"sok"` for the Sparse Operation Kit of NVIDIA on GPUs (HKV tables of
-            `capacity` rows on each rank, always sharded; see `tables.SokEmbeddingStore`), or an
-            object with the interface of a store. A layer with a store object is not serializable.
+        store: `"native"` stores the tables in memory of the host. `"sok"` stores them on GPUs with
+            the Sparse Operation Kit of NVIDIA (tables of the HierarchicalKV library with `capacity`
+            rows on each rank, always sharded; see `tables.SokEmbeddingStore`). Alternatively, a
+            store object, for example a `distributed.ShardedStore`. A layer with a store object is
+            not serializable.
         comm: Ranks that train the tables together, from `distributed.init()`. None uses this
             process only. A saved layer is loaded with a single process.
         placement: With `comm`: `"replicated"` stores all rows on every rank, and `"sharded"`
@@ -192,7 +194,10 @@ class EmbeddingCollection(keras.layers.Layer):
 
     @property
     def anchors(self) -> list[Any]:
-        """The trainable weights that stand for the rows in the backward pass."""
+        """The trainable scalar weights that represent the tables in the backward pass.
+
+        With `apply="backward"` there is one, with `apply="step"` one per table.
+        """
         return self._anchors
 
     def follow_optimizer(self, applies_rows: bool) -> None:
@@ -212,7 +217,11 @@ class EmbeddingCollection(keras.layers.Layer):
         _compat.exchange_weights(self, old, self._add_anchors)
 
     def when_restored(self, listener: Callable[[], None]) -> None:
-        """Registers a function to call after a `tf.train.Checkpoint` restores the tables."""
+        """Registers a function to call after a `tf.train.Checkpoint` restores the tables.
+
+        Args:
+            listener: Function without arguments.
+        """
         self._store_state.when_restored(listener)
 
     def include_engine(self, engine: Any) -> None:
@@ -229,8 +238,9 @@ class EmbeddingCollection(keras.layers.Layer):
     def learning_rate(self) -> Any:
         """The learning rate of the tables, a scalar `tf.Variable`.
 
-        Assign a number to change it. It is the rate before the adjustment to the optimizer of the
-        dense layers. None means that the tables have different rates, see `table`.
+        Assign a number to change it. The rate of an update also contains the factor by which the
+        rates follow the optimizer of the dense layers (`SparseOptimizer.follow`). None means that
+        the tables have different rates: use `table(name).learning_rate`.
         """
         return self.store.learning_rate
 
@@ -259,14 +269,15 @@ class EmbeddingCollection(keras.layers.Layer):
     def announced(
         self, dataset: tf.data.Dataset, get_keys: Callable[..., Any] | None = None
     ) -> tf.data.Dataset:
-        """Reads the rows of batches from disk ahead of training.
+        """Returns a dataset that loads the rows of each batch from disk in advance.
 
-        It is useful for tables that spill to disk (`Storage`), in training and evaluation. Put it
-        last, before a `.prefetch(2)`. `Slipstream.apply` includes it.
+        Use it in training and evaluation if tables store rows on disk (`Storage.spill`). For other
+        tables it returns `dataset`. Put it last, followed by `.prefetch(2)`, so that the rows are
+        loaded while earlier batches train. `Slipstream.apply` includes it.
 
         Args:
-            dataset: Dataset of batches.
-            get_keys: As in `Slipstream.apply`.
+            dataset: Dataset of batches, for example `(features, label)`.
+            get_keys: Function that returns the keys of an element, as in `Slipstream.apply`.
         """
         return announce_rows(dataset, self.store, self.specs, get_keys)
 
@@ -338,7 +349,10 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: tensor for spec, tensor in zip(self.specs, outputs, strict=True)}
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns the masks of features without a combiner, or None."""
+        """Returns a mask per feature name, None for pooled features.
+
+        A key matrix and a layer with `stacked=True` have no masks, and the result is None.
+        """
         if not isinstance(inputs, Mapping) or self.stacked:
             return None
         return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
@@ -392,7 +406,13 @@ class EmbeddingCollection(keras.layers.Layer):
         return sum(self.store.size(table.name) * table.dim for table in self.tables)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves rows, slots, access counts and steps of all tables."""
+        """Saves rows, slots, access counts and steps of all tables.
+
+        After `include_engine`, it also saves the state of the engine.
+
+        Args:
+            store: The mapping of Keras from name to array.
+        """
         for name, value in export_state(self.store).items():
             store[name] = value
         if self._engine is not None:
@@ -400,6 +420,9 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Replaces the state of all tables with a saved state.
+
+        Args:
+            store: The mapping of Keras from name to array.
 
         Raises:
             ValueError: The saved tables or optimizers are different.

@@ -53,7 +53,8 @@ def resolve_features(
         One spec per feature, in order.
 
     Raises:
-        ValueError: A table is unknown, a feature is repeated, or the argument has another type.
+        ValueError: A table is unknown, a feature is repeated, the argument has another type, or
+            `padding_key` is given in addition to `FeatureSpec`s.
     """
     by_name = {table.name: table for table in tables}
     if features is None:
@@ -107,9 +108,13 @@ def as_inputs(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Any:
     """Converts the inputs of a call to tensors and selects the features.
 
     Args:
-        inputs: Inputs of the call. Entries of a dictionary that are not features are dropped.
+        inputs: A dictionary from feature name to keys, or a key matrix [batch, features]. Entries
+            of a dictionary that are not features are dropped.
         specs: The features.
-        place: Place for errors.
+        place: Name of the layer, for errors.
+
+    Returns:
+        A dictionary from feature name to tensor, or the key matrix as a tensor.
 
     Raises:
         ValueError: A feature is missing, or a list cannot be converted to a tensor.
@@ -145,7 +150,12 @@ def as_tensor(value: Any, place: str) -> Any:
 
 
 def require_layout(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> None:
-    """Validates symbolic inputs.
+    """Validates symbolic inputs (`keras.KerasTensor`s) of a layer.
+
+    Args:
+        inputs: A dictionary from feature name to keys, or a key matrix.
+        specs: The features.
+        place: Name of the layer, for errors.
 
     Raises:
         ValueError: A feature is missing, or keys have the wrong dtype or rank.
@@ -174,7 +184,16 @@ def require_dtype(keys: Any, place: str) -> None:
 
 
 def output_shape(spec: FeatureSpec, shape: Sequence[int | None], dim: int) -> tuple[Any, ...]:
-    """Returns the output shape of a feature for its keys."""
+    """Returns the output shape of a feature.
+
+    Args:
+        spec: The feature.
+        shape: Shape of its keys, with None for unknown sizes.
+        dim: Dimension of its table.
+
+    Returns:
+        (batch, dim) with a combiner, else `shape` followed by `dim`.
+    """
     return (*(shape if spec.combiner is None else shape[:1]), dim)
 
 
@@ -190,12 +209,12 @@ def sequences(rows: tf.Tensor, packed: PackedFeatures, feature: int) -> Any:
     """Reshapes the rows of a feature to the layout of its keys.
 
     Args:
-        rows: Rows of all keys, including padding, [keys, dim].
-        packed: The keys.
-        feature: Index of the feature, which has no combiner.
+        rows: The row of each key of the feature, including padding, [keys, dim].
+        packed: The keys of all features.
+        feature: Index of the feature in `packed`. It has no combiner.
 
     Returns:
-        [batch, dim] or [batch, width, dim], or a RaggedTensor [batch, None, dim].
+        The rows as [batch, dim] or [batch, width, dim], or a RaggedTensor [batch, None, dim].
     """
     keys, row_splits, _ = packed.of(feature)
     if row_splits is not None:
@@ -210,7 +229,7 @@ def mask_of(spec: FeatureSpec, keys: Any) -> Any:
 
     Returns:
         Bool tensor in the shape of the keys, False at the padding. None if the feature is pooled or
-        has no padding key, or if its output is ragged.
+        has no padding key, or if its keys are ragged, sparse, symbolic or [batch].
     """
     is_padded = spec.combiner is None and spec.padding_key is not None
     if not is_padded or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):

@@ -74,7 +74,15 @@ class GlobalMetrics:
     def _replace(
         self, logs: dict[str, Any], prefix: str, model: Any, others: list[Any], own: State
     ) -> None:
-        """Adds the values of all metrics except `others` to the logs."""
+        """Replaces the values of all metrics except `others` in the logs.
+
+        Args:
+            logs: Logs of the epoch, modified in place.
+            prefix: "" for training, "val_" for validation.
+            model: The Keras model.
+            others: Metrics whose state is not a sum, which remain local.
+            own: State of all metrics on this rank.
+        """
         is_sum = [m not in others for m in _metrics_of(model) for _ in m.variables]
         parts = [part for part, sums in zip(own, is_sum, strict=True) if sums]
         flat = np.concatenate([np.zeros(0), *(np.ravel(part) for part in parts)])
@@ -91,7 +99,8 @@ class GlobalMetrics:
             prefix + key: _number(value) for key, value in model.get_metrics_result().items()
         }
         is_absent = not any(key.startswith(prefix) for key in logs)
-        # Otherwise a custom train_step created the logs, with unknown contents.
+        # If neither condition holds, a custom train_step created these logs. They stay as they
+        # are, because they may contain anything.
         if is_absent or all(key in logs for key in results):
             alone = {prefix + metric.name for metric in others}
             logs.update({key: value for key, value in results.items() if key not in alone})

@@ -1,7 +1,7 @@
 """Keras models that report the loss of each example to the engine.
 
-The loss and its gradients are unchanged. The model receives the features without the notes of the
-engine.
+The loss and its gradients are unchanged. `Slipstream.apply` adds notes to the features: additional
+features such as "skippable" (see `sampling.notes`). The models remove the notes before `call`.
 """
 
 import contextlib
@@ -21,14 +21,15 @@ from slipstream_tf.sampling.notes import take_notes
 from slipstream_tf.sampling.passes import Applied
 
 Recorder = Callable[..., Any]
-"""Function of the features that `Slipstream.apply` returned, losses (float32 [batch]), labels
-(float32 [batch]) and `weights=`, the sample weights (float32 [batch] or None). It returns an
-operation in a graph."""
+"""Function that records losses, as `Slipstream.record_losses`. Its arguments are the features that
+`Slipstream.apply` returned, losses (float32 [batch]), labels (float32 [batch]) and `weights=`, the
+sample weights (float32 [batch] or None). It returns an operation in a graph."""
 
 
 Thinner = Callable[[Any, tf.Tensor], Any]
-"""Function of a batch `(x, y)` or `(x, y, sample_weight)` and its predicted probabilities [batch].
-It returns the examples to train, with weights or offsets that correct for the dropped examples."""
+"""Function that drops examples of a batch, as `Slipstream.thin`. Its arguments are the batch,
+`(x, y)` or `(x, y, sample_weight)`, and its predicted probabilities [batch]. It returns the
+examples to train, with weights or offsets that correct for the dropped examples."""
 
 
 # Any, because the Keras class next to the mixin defines the attributes.
@@ -64,7 +65,7 @@ class LossFeedback(_Mixin):
     _recorder: Recorder | None = None
     _comm: Communicator | None = None
     _thinner: Thinner | None = None
-    # The features whose losses are recorded in this training step; None outside of training.
+    # The features whose losses were recorded in this training step; None outside of training.
     _told: list[Any] | None = None
 
     def observe_losses_with(self, recorder: Recorder | None) -> None:
@@ -84,10 +85,10 @@ class LossFeedback(_Mixin):
         self._replace("_thinner", thinner)
 
     def train_with(self, comm: Communicator | None) -> None:
-        """Sets the ranks over which losses are averaged, from the next step.
+        """Sets the ranks over which gradients are averaged, from the next step.
 
-        Gradients are then scaled so that their average over the ranks equals the gradient over all
-        examples, for any batch sizes (`distributed.scale_loss`).
+        The gradients of this rank are then scaled so that the average over the ranks equals the
+        gradient over all examples, for any batch sizes (`distributed.scale_loss`).
 
         Args:
             comm: The ranks, or None for a single process.
@@ -198,8 +199,8 @@ class LossFeedback(_Mixin):
 
         Args:
             *args: Positional arguments of `keras.Model.compute_loss`: x, y, y_pred, sample_weight.
-                Further arguments depend on the Keras version. In training, x is required and
-                contains the notes of `Slipstream.apply`.
+                Further arguments depend on the Keras version. x is required if losses are recorded.
+                It must contain the notes of `Slipstream.apply`.
             **kwargs: The same arguments by name.
 
         Raises:
@@ -229,7 +230,7 @@ class LossFeedback(_Mixin):
             return tf.identity(loss)
 
     def _scaled(self, loss: Any, given: dict[str, Any]) -> Any:
-        """Returns the loss scaled to the contribution of this rank."""
+        """Returns the loss, with its gradient scaled by the relative batch size of this rank."""
         assert self._comm is not None
         notes = take_notes(given.get("x"), self._input_names())[1]
         # If this step drops examples, the noted fraction does not apply.
@@ -238,14 +239,14 @@ class LossFeedback(_Mixin):
         return scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)
 
     def _offset_of(self, x: Any) -> Any:
-        """Returns the log-odds offset of a batch, or None."""
+        """Returns the note "log_odds_offset" of a batch, float32 [batch], or None."""
         return None if x is None else take_notes(x, self._input_names())[1].get(OFFSET)
 
     def _shift(self, y_pred: Any, offset: tf.Tensor) -> Any:
-        """Shifts the log odds of predictions by the offset of dropped examples.
+        """Adds the offset to the log odds of the predictions.
 
         The offset corrects the predictions for the different keep probabilities of clicks and
-        non-clicks.
+        non-clicks (`ForeseenLoss(correct="offset")`).
         """
         place = f"{self._place()} by ForeseenLoss's offset"
         self._require_click(y_pred, place, ", or correct='weight'")
@@ -339,7 +340,7 @@ def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool |
     Args:
         labels: Labels, float32 [batch].
         predictions: Predictions, [batch] or [batch, 1].
-        are_logits: Whether the predictions are logits instead of probabilities.
+        are_logits: Whether the predictions are logits. None or False: probabilities.
 
     Returns:
         Float32 [batch], without a gradient.
@@ -388,7 +389,7 @@ class Model(LossFeedback, keras.Model):
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
 class FunctionalModel(Model, _compat.functional_class()):  # type: ignore[misc]
-    """The class of `Model(inputs, outputs)`."""
+    """The class of the object that `slip.keras.Model(inputs, outputs)` creates."""
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(inputs, outputs, name=name, **kwargs)

@@ -16,12 +16,12 @@ from slipstream_tf.keras.loss_feedback import LossFeedback
 
 
 def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
-    """Raises ValueError if an engine does not match the model or callbacks.
+    """Raises ValueError if an engine does not match the model or callbacks of a `fit`.
 
     Args:
-        engine: A `Slipstream`.
+        engine: The `Slipstream` of a callback.
         model: The model of the `fit`.
-        beside: Engines of all callbacks of the `fit`, including `engine`.
+        beside: The engines of all callbacks of the `fit`, including `engine`.
     """
     own = {id(store) for store in engine.store.parts}
     number = sum(any(id(store) in own for store in other.store.parts) for other in beside)
@@ -97,7 +97,12 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
 
 
 def warn_without_steps(engine: Any, batches: int) -> None:
-    """Warns if `apply` returned batches but the engine counted no step."""
+    """Warns if `apply` returned batches but the engine counted no step.
+
+    Args:
+        engine: A `Slipstream`.
+        batches: Number of batches that `apply` has returned, for the message.
+    """
     if engine.steps == 0:
         _warn(
             f"{batches} batches went through Slipstream.apply, but no step was counted: no window "
@@ -112,7 +117,7 @@ def _warn(message: str) -> None:
 
 
 def require_no_validation(engine: Any) -> None:
-    """Raises ValueError if `fit` evaluates on the result of `apply`."""
+    """Raises ValueError if `fit` is evaluating, for use when `apply`'s result is read."""
     if engine.is_validating:
         allowed = (
             "data that did not go through Slipstream.apply: it would leave examples out of them"
@@ -124,13 +129,16 @@ _OWNERS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 
 def take_over(engine: Any, store: Any) -> None:
-    """Registers an engine as the tracker of the tables of a store."""
+    """Registers an engine as the only engine that may track the tables of a store.
+
+    An engine that tracked them before is replaced; see `require_owner`.
+    """
     for part in store.parts:
         _OWNERS[part] = weakref.ref(engine)
 
 
 def require_owner(engine: Any, store: Any) -> None:
-    """Raises ValueError if another engine has been created for the store."""
+    """Raises ValueError if a later engine has been created for tables of the store."""
     if any(_OWNERS[part]() is not engine for part in store.parts):
         allowed = "the Slipstream that was made last for these tables: both would set what they do"
         raise invalid("slipstream", "one that was made before another", "a step", allowed)

@@ -1,9 +1,11 @@
 """Gradients of rows, which the backward pass or the optimizer applies.
 
-With `apply="backward"` the backward pass updates the rows. With `apply="step"` the gradient of the
-anchor of each table is a `tf.IndexedSlices` with distinct keys. `StoreGradients` holds these
-gradients until the update. An operation on all gradients of a table is represented by one factor,
-so that no row is read or written for it.
+Rows are not Keras weights. A layer therefore has anchors, scalar weights on which its outputs
+depend, so that TensorFlow computes gradients for it. With `apply="backward"` the backward pass
+updates the rows. With `apply="step"` the gradient of the anchor of each table is a
+`tf.IndexedSlices` with distinct keys. `StoreGradients` holds these gradients until the update.
+Scaling all gradients of a table, for example by a clipped norm, takes one factor that the update
+applies, so that no gradient is copied.
 """
 
 from collections.abc import Sequence
@@ -17,13 +19,13 @@ MODES = ("backward", "step")
 
 
 class Anchor(NamedTuple):
-    """The tables that an anchor, a scalar weight with value 0, represents.
+    """Describes an anchor: a scalar weight with value 0 that represents tables.
 
     Attributes:
         layer: Name of the layer, for errors.
-        store: The store of the tables.
-        table: Index of the table. None stands for all tables, with rows that the backward pass
-            updates.
+        store: The `EmbeddingStore` of the tables.
+        table: Index of the table in the store. None means all tables of the store, whose rows the
+            backward pass updates.
     """
 
     layer: str
@@ -32,7 +34,7 @@ class Anchor(NamedTuple):
 
 
 def anchor_of(variable: Any) -> Anchor | None:
-    """Returns the `Anchor` of a Keras variable, or None."""
+    """Returns the description of an anchor, or None for any other Keras variable."""
     return getattr(variable, "slipstream_anchor", None)
 
 
@@ -66,7 +68,7 @@ def training_lookup(
     With `apply="backward"` the backward pass updates the rows. With `apply="step"` it changes no
     row and returns a `tf.IndexedSlices` per table: distinct keys, int64 [n], and their summed
     gradients, float32 [n, dim]. With multiple ranks, the sums are the contribution of this rank to
-    the average. If a value is not finite, all gradients are NaN.
+    the average. If a gradient of any table is not finite, all returned gradients are NaN.
 
     Args:
         store: An `EmbeddingStore`. For `"step"`, it must have `collects_gradients`.
@@ -101,7 +103,15 @@ def training_lookup(
 
 
 def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:
-    """Splits collected gradients into keys [n] and rows [n, dim] per table."""
+    """Splits collected gradients by table.
+
+    Args:
+        collected: Gradients of all tables, from `store.collect_gradients`.
+        store: The store of the tables.
+
+    Returns:
+        For each table, gradients float32 [n, dim] of keys int64 [n].
+    """
     dims = [table.dim for table in store.tables]
     slices = []
     for table, (keys, values) in enumerate(collected.of_tables(dims)):
@@ -112,9 +122,9 @@ def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:
 
 
 class _Part(NamedTuple):
-    """Marks the values of a table as collected.
+    """Marks a gradient tensor as an unmodified part of collected gradients.
 
-    Operations on the values return new tensors without the mark.
+    Operations on the tensor return new tensors without the mark.
     """
 
     collected: SendBuffer
@@ -123,13 +133,13 @@ class _Part(NamedTuple):
 
 
 def collected_of(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer | None:
-    """Returns the collection of unmodified gradients.
+    """Returns the `SendBuffer` from which `by_table` created gradients.
 
     Args:
         slices: Gradients of each table of a store, in order. None means no gradient.
 
     Returns:
-        The collection, or None if a gradient was added, replaced or modified.
+        The buffer, or None if a gradient is missing or was modified since.
     """
     found = None
     for table, part in enumerate(slices):
@@ -149,6 +159,9 @@ def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
 
     Args:
         slices: Gradients of each table, in order. None means no gradient.
+
+    Returns:
+        The gradients of all tables in one buffer. Unmodified gradients are not copied.
     """
     collected = collected_of(slices)
     if collected is not None:
@@ -182,10 +195,10 @@ class StoreGradients:
         self._store, self._slices = store, list(slices)
 
     def share(self) -> None:
-        """Averages the gradients over the ranks. A collective.
+        """Averages the gradients over the ranks, in place.
 
-        All ranks receive the average. If the rows are sharded, each rank receives the average for
-        its rows.
+        A collective: all ranks must call it. All ranks receive the average. If the rows are
+        sharded, each rank receives the average for its rows.
         """
         if self._store.comm is None or self._store.comm.size == 1:
             return
@@ -195,7 +208,7 @@ class StoreGradients:
         self._slices = list(by_table(self._store.share_collected(own), self._store))
 
     def merge(self) -> None:
-        """Sums the gradients of each key, in their order."""
+        """Sums the gradients of equal keys, in place and in their order."""
         if self._squares() is None:
             self._slices = list(by_table(self._merged(1), self._store))
 
@@ -208,7 +221,11 @@ class StoreGradients:
         return [part.values for part in self._slices if part is not None]
 
     def replace(self, values: Sequence[tf.Tensor]) -> None:
-        """Replaces the tensors that `values` returned."""
+        """Replaces the gradients.
+
+        Args:
+            values: Tensors in the order and with the shapes that `values()` returned.
+        """
         others = iter(values)
         self._slices = [
             None if part is None else tf.IndexedSlices(next(others), part.indices)
@@ -216,10 +233,10 @@ class StoreGradients:
         ]
 
     def norms(self) -> tf.Tensor:
-        """Returns the norms of merged gradients, float32 [tables].
+        """Returns the L2 norm of the gradients of each table, float32 [tables].
 
-        With sharded rows it is a collective. A norm is never 0, so that gradients whose squares
-        underflow in float32 keep their values.
+        Call `merge` before. With sharded rows it is a collective. A norm is never 0, because the
+        clipped norm is divided by it: gradients whose squares underflow then keep their values.
         """
         squares = self._squares()
         if squares is None:
@@ -231,10 +248,10 @@ class StoreGradients:
         return tf.sqrt(squares + _LEAST_SQUARE)
 
     def _squares(self) -> tf.Tensor | None:
-        """Returns the squared norms that were collected together with the rows.
+        """Returns the squared norm of each table, float32 [tables], if it is already known.
 
-        They are only valid if the keys are distinct and the gradients are unmodified. Otherwise the
-        result is None.
+        `share` computes these norms together with the gradients of distinct keys. The result is
+        None before that, or if a gradient was modified since.
         """
         collected = collected_of(self._slices)
         if collected is None or collected.squares is None:
@@ -245,8 +262,8 @@ class StoreGradients:
         """Updates all rows, or no row if an error occurs.
 
         Args:
-            scale: Factors of the gradients, float32 [tables]. If empty, the gradients are
-                unchanged.
+            scale: A factor for the gradients of each table, float32 [tables]. If empty, the
+                gradients are applied without a factor.
 
         Returns:
             The operation in a graph, None in eager mode.
@@ -255,7 +272,11 @@ class StoreGradients:
 
 
 def by_store(gradients: Sequence[tuple[Anchor, tf.IndexedSlices]]) -> list[StoreGradients]:
-    """Groups the gradients of tables by store."""
+    """Groups the gradients of tables by store.
+
+    Args:
+        gradients: Anchors with their gradients, in any order.
+    """
     stores = {id(anchor.store): anchor.store for anchor, _ in gradients}
     slices: dict[int, list[tf.IndexedSlices | None]] = {
         key: [None] * len(store.tables) for key, store in stores.items()

@@ -6,8 +6,9 @@ process. Reading the weight (`get_weights`) creates a snapshot, and assigning it
 restores a snapshot.
 
 While `model.export` or `tf.saved_model.save` writes a SavedModel, lookups use TensorFlow ops on
-variables, as in `slip.export.saved_model`. The variables are reused and contain the rows of the
-last SavedModel, because TensorFlow reuses the traced functions.
+variables, as in `slip.export.saved_model`, because a SavedModel must work without the ops of this
+package. The variables stay alive with the rows of the last SavedModel, because TensorFlow reuses
+the traced functions.
 """
 
 import collections
@@ -95,7 +96,13 @@ class _Snapshots:
         return token
 
     def put_back(self, store: Any, value: Any, place: str) -> None:
-        """Restores a store, except its learning rates, from a token."""
+        """Restores a store from a token. The store keeps its present learning rates.
+
+        Args:
+            store: The store.
+            value: A token, int64 [], from `take`.
+            place: Owner of the store, for errors.
+        """
         token = np.asarray(value)
         if token.shape != () or token.dtype != np.int64:
             raise invalid("weights", token, place, _ALLOWED)
@@ -120,9 +127,9 @@ def limit_snapshots(
 ) -> None:
     """Sets how many snapshots of rows are kept, and where.
 
-    `model.get_weights()` creates a snapshot of each `EmbeddingCollection`. In addition to the
-    limit, a snapshot is kept while the array that `get_weights` returned is referenced, for example
-    by `EarlyStopping`.
+    `model.get_weights()` creates a snapshot, a copy of all rows, of each `EmbeddingCollection`. The
+    newest snapshots are kept, and in addition each snapshot whose array from `get_weights` is still
+    referenced, for example by `EarlyStopping`.
 
     Example:
 
@@ -242,12 +249,16 @@ class ExportedRows:
         self.serving = ServingStore(self._tables)
 
     def stands_in_for(self, store: Any) -> bool:
-        """Returns whether the exported rows replace the lookup of a store.
+        """Returns whether a lookup must use `serving` instead of the store.
 
-        They do while Keras traces the model for a SavedModel.
+        True while TensorFlow writes a SavedModel, if `store` is the store of this object. Otherwise
+        False.
+
+        Args:
+            store: The store of the lookup.
 
         Raises:
-            ValueError: The model is being saved, and its rows are distributed over multiple ranks.
+            ValueError: A SavedModel is being written in a training with multiple ranks.
         """
         if store is not self._store or not _compat.is_saving_model():
             return False
@@ -257,7 +268,11 @@ class ExportedRows:
         return True
 
     def trackables(self) -> dict[str, Any]:
-        """Returns the present rows as trackable objects of a SavedModel."""
+        """Copies the present rows into the variables and returns these.
+
+        Returns:
+            The trackable object of each table, under the name "served_<table>".
+        """
         for table in self._tables:
             contents = self._store.export_table(table.config.name)
             table.keys.assign(contents["keys"])

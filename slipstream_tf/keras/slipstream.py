@@ -42,13 +42,16 @@ from slipstream_tf.telemetry.run_report import RunReport
 class Slipstream(tf.train.experimental.PythonState):
     """Finds saturated keys during training and applies policies that save work.
 
-    The method is described in Slipstream, arXiv 2404.04270. This project adds further policies.
-    Connect three parts of the training:
+    The engine divides training into windows of a few hundred steps. At the end of a window it
+    measures the drift of the most accessed keys: the distance of a key's row from its copy at the
+    last window's end. A key is saturated if its drift is below a threshold T. The method is
+    described in Slipstream, arXiv 2404.04270. This project adds further policies. Connect three
+    parts of the training:
 
     - The steps, with `callback` in `fit` or `step` in a custom loop. Without steps no window ends
       and no policy takes effect. A warning reports that.
     - The training data, with `apply`, if examples are skipped.
-    - The loss of each example, if `max_auc_loss` or an estimate of the cost needs it. `callback`
+    - The loss of each example, with `max_auc_loss` or `DryRun(estimates_cost=True)`. `callback`
       records it for models with `LossFeedback`, for example the models of `slipstream_tf.models`.
       In a custom loop call `record_losses`.
 
@@ -76,10 +79,11 @@ class Slipstream(tf.train.experimental.PythonState):
             `MaskGradients`. Without policies the engine only reports which keys are saturated.
         window: Length of a window, warm-up and sample. Defaults to `Window()`.
         hot_set: The keys to track. Defaults to `HotSet()`.
-        max_auc_loss: Upper bound of the estimated AUC loss, or None for no bound. With a bound, the
-            `share` of a policy is an upper limit. Note: the estimate held on shuffled data
-            (benchmarks/results/withholding.md) and failed on a changing stream, where 0.0020 were
-            lost instead of 0.0005 (benchmarks/results/stream.md).
+        max_auc_loss: Upper bound of the estimated AUC loss, compared with training without
+            policies, or None for no bound. With a bound, the `share` of a policy is an upper limit.
+            Note: the estimate held on shuffled data (benchmarks/results/withholding.md) and failed
+            on a changing stream, where training lost 0.0020 AUC with a bound of 0.0005
+            (benchmarks/results/stream.md).
         dry_run: True or a `DryRun` makes the engine decide without saving anything. `report` then
             returns the estimated savings.
         saturation: Criterion for saturated keys. Defaults to `Saturation()`.
@@ -91,19 +95,22 @@ class Slipstream(tf.train.experimental.PythonState):
             their ranks.
 
     Attributes:
-        settings: All settings.
-        specs: The features, in order.
+        settings: All settings, an `engine.settings.EngineSettings`.
+        specs: The `FeatureSpec`s of the tracked features, in order.
         store: The store of the tracked tables.
-        comm: The ranks that share the tables.
-        tracker: The window loop, with the classifier and the reports.
-        plan: The planned number of training steps.
-        steps: Number of counted steps.
+        comm: The `Communicator` of the ranks that share the tables.
+        tracker: The `engine.tracker.SaturationTracker`, which runs the window loop and has the
+            classifier and the reports.
+        plan: The `sampling.passes.StepPlan`. `plan.steps` is the number of steps that training
+            would take without skipping.
+        steps: Number of steps that the callback or `step` has counted.
         layers: The tracked layers; empty for a store.
-        batch_sizes: Batch sizes of the last output and the last input of `apply`; None if unknown.
-        are_losses_told: Whether a step has recorded the losses of its examples.
+        batch_sizes: Examples per batch of the result and of the argument of the last `apply`, as
+            (result, argument). Each is None if unknown.
+        are_losses_told: Whether `record_losses` has been called.
         is_validating: Whether a `fit` with the callback is evaluating.
-        most_batches: Maximum number of batches per pass over the last output of `apply`; None if
-            unknown.
+        most_batches: Maximum number of batches in a pass over the result of the last `apply`, or
+            None if unknown.
 
     Raises:
         ValueError: An argument is invalid, or a setting does not match the tables.
@@ -149,13 +156,13 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def ledger(self) -> Ledger:
-        """Savings of the finished windows; print it or call `to_dict`."""
+        """Savings of the finished windows by table; print it or call `to_dict`."""
         return Ledger(self.tracker.reports, self.settings)
 
     def report(self) -> RunReport:
         """Returns the savings, or in a dry run the estimated savings.
 
-        If there are none, the report gives the reason. Print it or call `to_dict`.
+        If nothing was saved, the report gives the reason. Print it or call `to_dict`.
         """
         reports, estimate = self.tracker.reports, None
         if self.settings.dry_run:
@@ -189,13 +196,20 @@ class Slipstream(tf.train.experimental.PythonState):
         is unknown, Keras limits later epochs to the number of batches of the first epoch. The
         callback warns if this drops data.
 
-        In a dry run that needs no losses, a random subset of the batches is classified in windows
-        with many batches, at least 1 in 16.
+        The elements of the result have the structure of `dataset`, with these exceptions:
 
-        With `ForeseenLoss`, elements must have labels. They become `(features, label,
-        sample_weight)`, or their features get "log_odds_offset". Read the data in batches larger
-        than `batch_size`. If losses are needed, the features get "skippable". If skippable examples
-        are kept with a probability, elements become `(features, label, sample_weight)`.
+        - With `ForeseenLoss(correct="weight")`, `SkipExamples(keep=)` or `class_weight`, they are
+          `(features, label, sample_weight)`.
+        - With `ForeseenLoss(correct="offset")`, the features include "log_odds_offset", float32
+          [batch].
+        - With `max_auc_loss` or `DryRun(estimates_cost=True)`, the features include "skippable",
+          bool [batch], and with multiple ranks "share_of_step", float32 [batch].
+
+        `ForeseenLoss` requires labels. Read the data in batches larger than `batch_size` then,
+        because only a part of each batch is kept.
+
+        In a dry run without losses and without `ForeseenLoss`, only a random subset of the batches
+        is classified, at least 1 in 16 batches.
 
         With multiple ranks, all ranks must call it. `dataset` contains the examples of this rank.
         If a rank has fewer examples, empty batches follow (`distributed.even_ends`).
@@ -230,7 +244,9 @@ class Slipstream(tf.train.experimental.PythonState):
             The dataset.
 
         Raises:
-            ValueError: See `slipstream_tf.sampling.classifier.skip_inputs`.
+            ValueError: The batch size is neither given nor known, or the elements cannot hold the
+                weights or features that are added. `sampling.classifier.skip_inputs` lists the
+                details.
         """
         source = sized(dataset, batch_size, is_refilled=self.settings.skips_examples)
         weighed = source.dataset
@@ -262,11 +278,20 @@ class Slipstream(tf.train.experimental.PythonState):
         get_keys: Callable[..., Any] | None = None,
         drop_remainder: bool = False,
     ) -> tf.data.Dataset:
-        """Drops skippable examples: the first part of `apply`.
+        """Drops skippable examples and refills the batches: the first part of `apply`.
 
-        Use it to insert transformations between the parts. With multiple ranks,
-        `distributed.even_ends` must follow. `read_ahead` may follow. The arguments are described in
-        `apply`.
+        Use it instead of `apply` to insert transformations between the parts. With multiple ranks,
+        `distributed.even_ends` must follow, so that all ranks have the same number of batches.
+        `read_ahead` may follow.
+
+        Args:
+            dataset: As in `apply`.
+            batch_size: As in `apply`.
+            get_keys: As in `apply`.
+            drop_remainder: As in `apply`.
+
+        Returns:
+            The dataset, with elements as in `apply`.
         """
         self.plan.batches = sized(dataset, batch_size).batches
         kept = leave_out(self, dataset, batch_size, get_keys, drop_remainder)
@@ -276,21 +301,28 @@ class Slipstream(tf.train.experimental.PythonState):
         return call_at(kept, batches, functools.partial(misuse.warn_without_steps, self, batches))
 
     def thin(self, batch: Any, predictions: tf.Tensor) -> Any:
-        """Returns the part of a batch to train.
+        """Drops examples of a batch by the loss that the model predicts.
 
-        Call it in a custom loop with `pilot="model"`.
+        Call it in a custom loop with `ForeseenLoss(pilot="model")`, and train on the result.
 
         Args:
-            batch: `(features, label)` or `(features, label, sample_weight)`. The result contains
-                the sample weights or offsets that correct for the dropped examples.
+            batch: `(features, label)` or `(features, label, sample_weight)`.
             predictions: Predicted probabilities of the model, float [batch] or [batch, 1].
+
+        Returns:
+            The kept examples as `(features, label, sample_weight)`. With `correct="offset"` the
+            features include "log_odds_offset", which the loss must add to the predicted log odds.
         """
         return thin(self, batch, predictions)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Prepares each batch while the previous batch trains.
+        """Returns a dataset that prepares each batch while the previous batch trains.
 
-        It is the last part of `apply`.
+        It is the last part of `apply`. A batch of the next window is not prepared before the
+        current window ends.
+
+        Args:
+            dataset: Result of `leave_out`, possibly transformed.
         """
         return self._look_ahead.read(dataset)
 
@@ -298,25 +330,27 @@ class Slipstream(tf.train.experimental.PythonState):
         """Waits until no batch is being read or prepared ahead of training.
 
         Call it before you read or save state that changes when `dataset` is read, for example
-        counters. `state`, `end_window` and checkpoints of the iterator call it.
+        counters. `state` and `restore` call it.
         """
         self._look_ahead.settle()
         self._reading.settle()
 
     def observe(self, inputs: Any) -> Classified:
-        """Classifies a training batch.
+        """Classifies a training batch and counts its examples for the window.
 
-        Use it in a custom loop if the data does not pass through `apply`. The engine derives the
-        threshold from these examples. A `tables.SokStore` counts their keys.
+        Call it once per step in a custom loop if the data does not pass through `apply`. The engine
+        derives the threshold T from these examples. A `tables.SokStore` also counts accesses of
+        their keys.
 
         Args:
             inputs: Keys in a format that `EmbeddingCollection` accepts.
 
         Returns:
-            The classification of each example. No example is dropped.
+            The classification of each example: `skippable`, bool [batch], `score` and `weight`,
+            float32 [batch]. No example is dropped.
 
         Raises:
-            ValueError: A policy skips examples, which requires `apply`.
+            ValueError: A policy skips examples or predicts losses, which requires `apply`.
         """
         if self.settings.skips_examples or self.settings.examples.pilot_settings:
             allowed = "others; or let the data go through Slipstream.apply, which skips examples"
@@ -328,9 +362,10 @@ class Slipstream(tf.train.experimental.PythonState):
     def classifier_on(self, device: str) -> DriftClassifier:
         """Returns a classifier of examples that runs on a device.
 
-        The engine passes drifts and settings to it at the end of each window. Before that, it skips
-        no example. If the policies do not skip examples, `skippable` is still computed and all
-        weights are 1. The ledger does not include examples that you drop with it.
+        Call its `classify` on batches whose keys are on the device. The engine sets the drifts and
+        the threshold of this classifier at the end of each window. Before the first window ends, no
+        example is skippable. If the policies do not skip examples, `skippable` is still computed
+        and all weights are 1. The ledger does not include examples that you drop with it.
 
         Args:
             device: Device of the keys, for example "GPU:0".
@@ -347,6 +382,9 @@ class Slipstream(tf.train.experimental.PythonState):
         self, features: Any, losses: Any, labels: Any, skippable: Any = None, weights: Any = None
     ) -> Any:
         """Records the losses of the examples of a training step.
+
+        Call it in each step of a custom loop if `max_auc_loss` is set or the dry run has
+        `estimates_cost=True`.
 
         Example:
 
@@ -375,7 +413,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
-        """The update policies of the tracked tables in the current window."""
+        """The `UpdatePolicy` of each tracked table in the current window, by table name."""
         return self.tracker.policies
 
     def state(self) -> dict[str, Any]:
@@ -421,7 +459,14 @@ class Slipstream(tf.train.experimental.PythonState):
         return tree_to_bytes(self.state())
 
     def deserialize(self, string_value: bytes) -> None:
-        """Restores the engine from the result of `serialize`, in a single process."""
+        """Restores the engine from the result of `serialize`, in a single process.
+
+        Args:
+            string_value: The bytes that `serialize` returned.
+
+        Raises:
+            ValueError: There are multiple ranks, or the saved tables or metric differ.
+        """
         if self.comm.size > 1:
             raise ValueError(
                 "A tf.train.Checkpoint has what one rank's Slipstream knows. Restore it with "
@@ -440,7 +485,8 @@ class Slipstream(tf.train.experimental.PythonState):
         """Sets whether weight files include the state of the engine.
 
         Loading such a file restores the engine. `callback` enables it for a
-        `keras.callbacks.BackupAndRestore` in the same `fit`.
+        `keras.callbacks.BackupAndRestore` in the same `fit`. With multiple ranks, or for a store
+        without a layer, the state is never included.
 
         Args:
             is_backed_up: Whether the state is included.
@@ -450,7 +496,11 @@ class Slipstream(tf.train.experimental.PythonState):
             layer.include_engine(self if is_backed_up and self.comm.size == 1 else None)
 
     def restore_backup(self, content: bytes) -> None:
-        """Restores the engine within a `fit` that has already planned its epochs."""
+        """Restores the engine within a `fit` that has already planned its epochs.
+
+        Args:
+            content: The bytes that `serialize` returned.
+        """
         self.deserialize(content)
         self.plan.restore(self.plan.steps, is_in_fit=True)
 
@@ -469,7 +519,7 @@ class Slipstream(tf.train.experimental.PythonState):
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts training steps, and ends the window when it is full.
 
-        Call it in a custom loop.
+        Call it after each step of a custom loop. In `fit`, `callback` calls it.
 
         Args:
             steps: Number of steps since the last call.

@@ -23,13 +23,14 @@ _OF_CHECKS = Names("loss_scale")
 class StepOptimizer:
     """Creates an optimizer that applies gradients of layers with `apply="step"`.
 
-    The result is an instance of a subclass of the class of the given optimizer, with the same
-    settings and without state. It can be saved in Keras files. The sparse optimizer of each table
-    updates its rows, with the learning rate of the table.
+    `StepOptimizer(optimizer)` returns an instance of a subclass of the optimizer's class, with the
+    same settings and without state. It can be saved in Keras files. The optimizer updates the Keras
+    weights. The sparse optimizer of each table updates its rows, with the learning rate of the
+    table. The settings of the optimizer have these effects on rows:
 
-    - `clipnorm`, `global_clipnorm` and `clipvalue` apply to the merged gradient of each key. The
-      norm of a table includes all its rows in the batch. The global norm includes weights and
-      tables.
+    - `clipnorm`, `global_clipnorm` and `clipvalue` apply to the sum of the gradients of each key,
+      averaged over the ranks. The norm of a table includes all its rows in the batch. The global
+      norm includes weights and tables.
     - `gradient_accumulation_steps` accumulates the gradients of rows, too, and applies their mean.
       Ranks exchange gradients only then. Note: accumulated gradients are not saved. A model that is
       saved between two updates loses them.
@@ -37,9 +38,9 @@ class StepOptimizer:
       and skips a step with non-finite gradients. Without loss scaling such a step raises an error
       and changes neither weights nor rows.
     - Weight decay and moving averages (`use_ema`) do not apply to rows and raise an error. To decay
-      only the weights, call `exclude_from_weight_decay(var_names=["_anchor"])`.
+      only the weights, call `optimizer.exclude_from_weight_decay(var_names=["_anchor"])` before.
 
-    In a `MultiOptimizer`, wrap the optimizer of the anchors of the tables.
+    In a `MultiOptimizer`, wrap the optimizer to which the anchors of the tables are mapped.
 
     Example:
 
@@ -91,7 +92,7 @@ class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def applies_rows(optimizer: Any) -> bool:
-    """Returns whether `StepOptimizer` created an optimizer."""
+    """Returns whether an optimizer is a `StepOptimizer`, also inside loss scaling."""
     if isinstance(optimizer, StepLossScaleOptimizer):
         return applies_rows(optimizer.inner_optimizer)
     return isinstance(optimizer, _AppliesRows)
@@ -126,8 +127,9 @@ class _AppliesRows(_Mixin):
         """Applies the gradients of weights and tables.
 
         Args:
-            grads: A `tf.Tensor` for each weight and `tf.IndexedSlices` for each anchor of a table.
-            trainable_variables: The variables; None uses the variables of `build`.
+            grads: Gradients in the order of the variables: a `tf.Tensor` for each weight, and
+                `tf.IndexedSlices` for each anchor of a table. None means no gradient.
+            trainable_variables: The variables. None uses the variables of `build`.
         """
         given = self._trainable_variables if trainable_variables is None else trainable_variables
         variables, dense = list(given), list(grads)
@@ -183,7 +185,7 @@ class _AppliesRows(_Mixin):
     def _kept_with(
         self, collected: list[tuple[Anchor, tf.IndexedSlices]]
     ) -> list[tuple[Anchor, tf.IndexedSlices]]:
-        """Adds the gradients of this step to the accumulated gradients."""
+        """Returns the gradients of this step together with the accumulated gradients."""
         kept: Any = getattr(self, "_kept", None)
         if kept is None:
             kept = {}
@@ -209,7 +211,7 @@ class _AppliesRows(_Mixin):
 
 
 class _Buffer:
-    """Accumulated gradients of a table, in variables of variable length."""
+    """Accumulated gradients of a table: keys and gradients of any number of rows."""
 
     def __init__(self, dim: int):
         """Creates an empty buffer for gradients of `dim` values."""
@@ -222,7 +224,10 @@ class _Buffer:
             self._none = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def add(self, part: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Appends gradients and returns all gradients of the buffer."""
+        """Appends gradients and returns all gradients of the buffer.
+
+        A key may occur more than once.
+        """
         keys = self._keys.assign(tf.concat([self._keys, part.indices], 0), read_value=False)
         rows = self._rows.assign(tf.concat([self._rows, part.values], 0), read_value=False)
         with tf.control_dependencies([op for op in (keys, rows) if op is not None]):
@@ -319,10 +324,11 @@ def _clip_norms(
 ) -> tuple[list[Any], list[Any]]:
     """Clips gradients by norm.
 
-    Keras receives the norms of the tables, and the rows are scaled by the same factors.
+    Keras receives the norm of each table in place of its gradients and clips it. The gradients of
+    the rows are then scaled by the clipped norm divided by the norm.
 
     Args:
-        optimizer: The object with the `_clip_gradients` of Keras.
+        optimizer: The object whose `_clip_gradients` is the method of Keras.
         grads: Gradients of weights.
         parts: Merged gradients of rows.
         one_by_one: Whether each norm is clipped separately instead of one global norm.
@@ -343,10 +349,10 @@ def _clip_norms(
 def _clip_values(
     optimizer: Any, grads: Sequence[Any], parts: Sequence[StoreGradients]
 ) -> tuple[list[Any], list[Any]]:
-    """Clips by value: passes the row gradients to Keras.
+    """Clips gradients by value: Keras clips the gradients of rows like other gradients.
 
     Without a clipping setting, Keras returns the gradients unchanged. The arguments and results are
-    the same as in `_clip_norms`.
+    the same as in `_clip_norms`, without `one_by_one`.
     """
     told = [part.values() for part in parts]
     clipped = optimizer._clip_gradients([*grads, *itertools.chain(*told)])

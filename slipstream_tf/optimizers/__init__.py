@@ -2,8 +2,8 @@
 
 An optimizer belongs to a table and runs during the backward pass. If a key occurs more than once in
 a batch, its gradients are summed in a fixed order and the update rule is applied once. Rows that
-the batch does not contain stay unchanged. Each optimizer is a class in `rules.py` with an update
-rule in C++ in `cc_ops/core/update/rules/`.
+the batch does not contain stay unchanged, unless `decay="all"` decays them. Each optimizer is a
+class in `rules.py` with an update rule in C++ in `cc_ops/core/update/rules/`.
 """
 
 import dataclasses
@@ -117,9 +117,9 @@ def rule_of(table: Any, optimizer: Any) -> SparseOptimizer:
     """Returns the optimizer of a `Table`, or the default.
 
     Args:
-        table: The table.
-        optimizer: Optimizer of the tables that do not set one, or None for `Adagrad` with its
-            defaults.
+        table: The `Table`.
+        optimizer: Default for tables without an optimizer, in any format that `get` accepts. None
+            means `Adagrad` with its defaults.
     """
     if table.optimizer is not None:
         return get(table.optimizer)
@@ -130,9 +130,9 @@ def the_one_of(tables: Sequence[Any], optimizer: Any, place: str) -> SparseOptim
     """Returns the optimizer that all tables share.
 
     Args:
-        tables: The tables.
-        optimizer: Optimizer of the tables that do not set one.
-        place: Name for the error message.
+        tables: The `Table`s, at least one.
+        optimizer: Default for tables without an optimizer, as in `rule_of`.
+        place: Name of the caller for the error message.
 
     Raises:
         ValueError: The tables have different optimizers.

@@ -9,7 +9,7 @@ import numpy as np
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice, require_number
 
-# In the order in which the op expects and applies them.
+# Transforms of gradients and rows, in the order in which the op expects and applies them.
 BEFORE_RULE = ("l2", "clip_value", "clip_norm", "weight_decay")
 TRANSFORMS = (*BEFORE_RULE, "max_norm")
 DECAYS = ("batch", "all")
@@ -39,8 +39,9 @@ class SparseOptimizer:
             every update, or a `keras.optimizers.schedules.LearningRateSchedule` over the number of
             updates of the table.
         follow: Whether a numeric learning rate follows the optimizer of the dense layers in `fit`.
-            It is then multiplied by the ratio of the dense learning rate to its value at the start
-            of training. Variables and schedules are never changed.
+            The rate of the rows is then multiplied by the present dense learning rate, divided by
+            the dense learning rate at the start of training. Variables and schedules are never
+            changed.
         l2: Factor of the penalty l2 * |row|^2, as in `keras.regularizers.L2`: 2 * l2 * row is added
             to the gradient, once for each row of a batch. None, as for the arguments below,
             disables the transform.
@@ -89,7 +90,11 @@ class SparseOptimizer:
 
     @property
     def updates_all_rows(self) -> bool:
-        """Whether each step updates all rows, including rows outside the batch."""
+        """Whether each step writes all rows: `l2` with `decay="all"`.
+
+        False for weight decay, which is stored as one factor for all rows, and for `l2` with plain
+        `SGD`, which equals weight decay.
+        """
         return self.decay == "all" and self.op_transforms()[0] > 0.0
 
     def _require(self, name: str, minimum: float, **bounds: Any) -> None:
@@ -113,9 +118,11 @@ class SparseOptimizer:
                 raise invalid(name, getattr(self, name), type(self).__name__, allowed)
 
     def op_rule(self) -> tuple[str, tuple[float, ...]]:
-        """Returns the update rule of the table op and its parameters.
+        """Returns the update rule for the table op.
 
-        The update rules are implemented in `core/update/rules/`.
+        Returns:
+            The name of the update rule in `cc_ops/core/update/rules/`, and its parameters: by
+            default the fields of the subclass in order.
         """
         shared = [field.name for field in dataclasses.fields(SparseOptimizer)]
         names = [field.name for field in dataclasses.fields(self) if field.name not in shared]
@@ -149,7 +156,7 @@ class SparseOptimizer:
         return np.zeros(0, np.float32)
 
     def slots_per_row(self, dim: int) -> int:
-        """Returns the number of float32 slots of a row of `dim` values."""
+        """Returns the number of slots (optimizer values) of a row of `dim` values."""
         return self.initial_slots(dim).size
 
 

@@ -195,7 +195,7 @@ class Adam(SparseOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Adam):
-    """`Adam` with decoupled weight decay of 0.004.
+    """`Adam` with decoupled weight decay, by default 0.004.
 
     The default is the default of `keras.optimizers.AdamW`. Note: Keras decays all rows of a table
     in each step, but this optimizer only decays the rows of the batch. Pass `decay="all"` for the
@@ -267,8 +267,8 @@ class Ftrl(SparseOptimizer):
     Args:
         learning_rate: Learning rate; see `SparseOptimizer`. A schedule also scales the rows.
         follow: Must be False, because rows would shrink with the learning rate.
-        learning_rate_power: Power of the accumulator by which the learning rate falls, at most 0. 0
-            keeps the learning rate constant.
+        learning_rate_power: Exponent p, at most 0. The effective learning rate of a value is
+            learning_rate * accumulator^p. 0 keeps it constant.
         initial_accumulator_value: Initial value of the accumulators of a new row, above 0. The
             default of Keras is 0.1, with which the small gradients of a mean loss hardly move rows
             (see `Adagrad`).

@@ -8,7 +8,8 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 
 DEFAULT_SHARE = 0.3
-"""Default fraction of the hot examples that the threshold T aims at."""
+"""Default fraction of the hot examples that shall be skippable, from which the threshold T is
+computed. An example is hot if the engine tracks its keys, so that its score is finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Begins:
     """Describes the window that begins.
 
     Attributes:
-        threshold: T, in the unit of the drift metric.
+        threshold: T, the drift below which a key is saturated, in the unit of the drift metric.
         windows: Number of windows that began after the warm-up, including this window. 0 means that
             this window is part of the warm-up.
     """
@@ -32,7 +33,8 @@ class Tables:
     Attributes:
         tables: The tracked tables.
         rates: Maps a table name to the learning rate of its rows, or None if the rate is unknown.
-        rows: Maps a table name to its present number of rows, summed over all ranks.
+        rows: Maps a table name to its present number of rows. For sharded tables, the number of
+            rows on this rank times the number of ranks.
         are_native: Whether the rows are stored in native tables, which can compute how far an
             update moves a row.
         max_auc_loss: The part of the maximum AUC loss that this policy may use, or None for no
@@ -52,9 +54,11 @@ class Decisions:
     The defaults describe a policy that measures nothing and changes nothing.
 
     Attributes:
-        alpha: Fraction of an example's lookups that must be saturated, in (0, 1].
-        probes_every: Number of windows between two probes of a saturated key. 0 disables probes.
-            None accepts the value of the other policies.
+        alpha: Fraction of an example's keys that must be saturated for the example to be skippable,
+            in (0, 1].
+        probes_every: A saturated key is probed (trained like any key, to measure its drift again)
+            in one of `probes_every` windows. 0 disables probes. None accepts the value of the other
+            policies.
         steered_by: The setting that `max_auc_loss` adjusts: "share", "movement", or "" if the
             policy does not follow `max_auc_loss`.
         correct: How examples that are subsampled by predicted loss are corrected: "weight",
@@ -72,14 +76,18 @@ class Decisions:
         return {}
 
     def initial_state(self) -> dict[str, Any]:
-        """Returns the state of the first window as JSON-serializable values by name."""
+        """Returns the state of the policy in the first window.
+
+        The state contains values that the policy finds anew for each window, for example a
+        threshold: JSON-serializable values by name.
+        """
         return {}
 
     def next_state(self, state: Mapping[str, Any], losses: Any, share: float) -> dict[str, Any]:
-        """Returns the state of the window that begins.
+        """Returns the state of the policy in the window that begins.
 
         Args:
-            state: State during the window that ends.
+            state: State during the window that ends, from `initial_state` or `next_state`.
             losses: float32 [n], the predicted-loss scores of a sample of the window's examples, or
                 None if there are no such scores.
             share: Fraction of the hot examples that should be skippable in the next window, already
@@ -88,14 +96,15 @@ class Decisions:
         return dict(state)
 
     def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
-        """Returns the estimated value of a skipped example.
+        """Returns the estimated training value of a skipped example.
 
         Args:
             state: State during the window that ends.
             losses: Predicted-loss scores, as in `next_state`.
 
         Returns:
-            The value in units of an average example, or None if the policy has no estimate.
+            The value relative to a random example, or None if the policy has no estimate. For
+            example, 0.2 means that skipping five examples costs as much as skipping one at random.
         """
         return None
 
@@ -106,12 +115,14 @@ class Policy(Decisions):
     Attributes:
         acts_on: "examples", "gradients", or "" for a policy that changes neither. At most one
             policy may act on examples, and at most one on gradients.
-        keep: Fraction of the skippable examples that is trained nevertheless, with a larger weight.
-        withholds_saturated: Whether gradients are masked or deferred if their key is saturated.
-        loses_gradients: Whether these gradients are never applied.
+        keep: Fraction of the skippable examples that is trained nevertheless, with weight 1 / keep.
+        withholds_saturated: Whether the policy masks or defers exactly the gradients of saturated
+            keys.
+        loses_gradients: Whether the masked gradients are lost, instead of applied later.
         weighs_examples: Whether the policy changes sample weights.
-        gives_key_share: Whether the user set the fraction that `key_share` returns.
-        verb: Word for reports: "skipped", "masked" or "deferred".
+        gives_key_share: Whether the user set the fraction that `key_share` returns, so that
+            `Saturation(threshold=)` would contradict it.
+        verb: Word for reports: "skipped", "masked" or "deferred"; "" if the policy saves nothing.
         columns: Columns of `telemetry.ledger` that show the savings of the policy.
     """
 
@@ -126,9 +137,10 @@ class Policy(Decisions):
 
     @property
     def key_share(self) -> float | None:
-        """Fraction of the hot examples that should have saturated keys, or None.
+        """Fraction of the hot examples that shall be skippable by the drift of their keys.
 
-        None means that the policy does not depend on the saturation of keys.
+        The engine computes the threshold T from it. None means that the policy does not depend on
+        the saturation of keys.
         """
         return None
 
@@ -144,17 +156,44 @@ class Policy(Decisions):
         """Raises ValueError if the policy cannot work with these tables."""
 
     def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
-        """Returns arguments of `InputClassifier.configure`, or None for no rule."""
+        """Returns the rule by which the input classifier finds skippable examples.
+
+        Args:
+            state: State of the policy in the window that begins.
+            begins: The window that begins.
+
+        Returns:
+            Arguments of `InputClassifier.configure`, or None if the policy needs no rule.
+        """
         return None
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy | None:
-        """Returns the update policy of a table, or None for plain updates."""
+        """Returns the update policy of a table after the warm-up.
+
+        Args:
+            table: The table.
+            tables: All tables to which the policy applies.
+
+        Returns:
+            The update policy, or None if all gradients are applied immediately.
+        """
         return None
 
     def auc_loss(self, tables: Tables) -> tuple[float, float] | None:
-        """Returns the estimated AUC loss as (minimum, maximum), or None if unknown."""
+        """Returns the estimated AUC loss that the policy causes.
+
+        Returns:
+            (minimum, maximum), or None if unknown.
+        """
         return None
 
     def told(self, rows: UpdateCounts) -> str:
-        """Returns a report sentence about saved gradient rows, or an empty string."""
+        """Returns report text about why deferred gradients were applied.
+
+        Args:
+            rows: Counts of gradient rows.
+
+        Returns:
+            The text, or an empty string if the policy defers no gradient.
+        """
         return ""

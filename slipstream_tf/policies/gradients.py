@@ -17,25 +17,25 @@ from slipstream_tf.ops.update_policy import (
 )
 from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy, Tables
 
-# AUC loss per movement of one learning rate. The measured range is 0.002 to 0.006 (Adagrad on globo
-# clicks, rates 0.05 and 0.1, movements of 0.05 to 0.2 rates, 4 simulated ranks). The upper limit is
-# doubled for safety.
+# AUC loss if deferring postpones a movement of one learning rate. The measured range is 0.002 to
+# 0.006 (Adagrad on the news clicks of globo, learning rates 0.05 and 0.1, movements of 0.05 to 0.2
+# learning rates, 4 simulated ranks). The upper limit is doubled for safety.
 LEAST_AUC_LOSS_PER_RATE = 0.002
 AUC_LOSS_PER_RATE = 0.012
 
-# Default maximum movement of deferred gradients, in learning rates. On globo (Adagrad 0.1) the AUC
-# loss was within the spread of the seeds. A movement of 1 rate cost 0.005 AUC on generated examples
-# (Adagrad 0.005).
+# Default maximum movement that is postponed, as a multiple of the learning rate. On globo (Adagrad,
+# learning rate 0.1) the AUC loss was within the spread of the seeds. A movement of 1 learning rate
+# cost 0.005 AUC on generated examples (Adagrad, learning rate 0.005).
 RATES_TO_DEFER = 0.05
 MOVEMENT_OF_UNKNOWN_RATE = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """Defers a gradient until it would move the row by a distance.
+    """Defers the gradients of a row until their sum would move it by a distance.
 
-    This is error feedback with a bound: the change of any value of a row that is postponed stays
-    below `distance`.
+    This is error feedback with a bound: as long as the optimizer would change each value of the row
+    by less than `distance`, the sum stays deferred.
 
     Example:
 
@@ -43,10 +43,10 @@ class Movement:
     Movement(distance=0.005, max_age=200)
 
     Args:
-        distance: Maximum change of any value of the row by its deferred gradient, in the unit of
-            the rows, above 0. Defaults to 0.05 times the learning rate of the rows, or 0.005 if the
-            store does not report a learning rate.
-        max_age: Maximum age of a deferred gradient in steps, at least 1.
+        distance: The sum is applied when it would change any value of the row by this much, in the
+            unit of the row values, above 0. Defaults to 0.05 times the learning rate of the rows,
+            or 0.005 if the store does not report a learning rate.
+        max_age: The sum is applied at this age at the latest, in steps, at least 1.
     """
 
     distance: float | None = None
@@ -67,7 +67,7 @@ class Movement:
         Args:
             learning_rate: Learning rate of the rows, or None if unknown.
             max_auc_loss: Maximum AUC loss of deferring, or None for no bound. If the learning rate
-                is known, this bound determines the distance.
+                is known and not 0, the bound determines the distance instead of `distance`.
         """
         if max_auc_loss is not None and learning_rate:
             return movement_for_auc_loss(max_auc_loss, learning_rate)
@@ -95,7 +95,7 @@ def movement_for_auc_loss(max_auc_loss: float, learning_rate: float) -> float:
 def auc_loss_of_movement(movement: float, learning_rate: float) -> tuple[float, float]:
     """Returns the AUC loss that deferring may cause.
 
-    It uses the empirical rule of `movement_for_auc_loss`, which inverts the maximum.
+    It uses the empirical rule of `movement_for_auc_loss`, which is the inverse of the maximum.
 
     Args:
         movement: Movement that deferring postpones, in the unit of the rows.
@@ -120,8 +120,9 @@ class Interval:
     """Defers gradients of saturated keys for a number of steps.
 
     Use it only with stores that cannot compute how far an update would move a row, for example
-    tables in SOK and variables under Adam. Native tables reject it, because `Interval` cost 0.0171
-    AUC on a changing stream on which `Movement(0.005)` cost 0.0007 (benchmarks/results/stream.md).
+    tables in SOK (NVIDIA's Sparse Operation Kit) and variables under Adam. Native tables reject it,
+    because `Interval` cost 0.0171 AUC on a changing stream on which `Movement(0.005)` cost 0.0007
+    (benchmarks/results/stream.md).
 
     Example:
 
@@ -130,8 +131,9 @@ class Interval:
 
     Args:
         steps: Maximum number of steps for which a gradient is deferred, at least 1.
-        share: Fraction of hot examples that should have saturated keys, in (0, 1]. Defaults to
-            0.3, unless `Saturation(threshold=)` determines it.
+        share: Fraction of the hot examples (examples whose keys are all tracked) that shall have
+            only saturated keys, in (0, 1]. The threshold T follows from it. Defaults to 0.3, unless
+            `Saturation(threshold=)` sets T.
     """
 
     steps: int = 20
@@ -239,7 +241,8 @@ class DeferGradients(Policy):
         """Returns the estimated AUC loss of deferring by movement.
 
         Returns:
-            (minimum, maximum), or None with an `Interval` or if a learning rate is unknown.
+            (minimum, maximum) of the table with the largest loss. None with an `Interval`, or if a
+            learning rate is unknown or 0.
         """
         rates = [rate for rate in tables.rates.values() if rate]
         if not isinstance(self.until, Movement) or len(rates) < len(tables.rates):
@@ -258,8 +261,8 @@ class DeferGradients(Policy):
         """Returns the maximum number of rows of a table with deferred gradients.
 
         The memory is divided among the tables. Small tables together use at most half of the memory
-        and may defer every row. The other tables share the rest in proportion to their bytes. A
-        store divides the rows evenly among its shards, although keys fill the shards unevenly.
+        and may defer every row. The other tables share the rest in proportion to their bytes. As
+        long as all tables are empty, each table may defer the same number of rows.
         """
         budget, sizes = parse_bytes("memory", self.memory), tables.rows
         row_bytes = {t.name: deferred_row_bytes(t.dim) for t in tables.tables}
@@ -277,11 +280,11 @@ class DeferGradients(Policy):
 
 
 def _rows_with_slack(num_rows: int) -> int:
-    """Returns a row limit at which no shard runs out of space.
+    """Returns the limit at which every row of a table may be deferred.
 
-    The limit is divided evenly among the shards. Each shard gets its mean number of rows plus four
-    standard deviations, and four rows more for very small tables, so that more rows in a shard are
-    very unlikely.
+    A native table divides the limit evenly among its shards, but keys fill the shards unevenly.
+    Therefore the limit allows each shard its mean number of rows plus four standard deviations,
+    plus four rows for very small tables. More rows in a shard are very unlikely.
     """
     if not num_rows:
         return 0
@@ -301,9 +304,11 @@ class MaskGradients(Policy):
     0.2
 
     Args:
-        share: Fraction of hot examples that should have saturated keys, in (0, 1]. Defaults to
-            0.3, unless `Saturation(threshold=)` determines it.
-        decay_moments: Whether moments and velocities of rows with a masked gradient decay.
+        share: Fraction of the hot examples (examples whose keys are all tracked) that shall have
+            only saturated keys, in (0, 1]. The threshold T follows from it. Defaults to 0.3, unless
+            `Saturation(threshold=)` sets T.
+        decay_moments: Whether moments and velocities of rows with a masked gradient decay, as if
+            the gradient were 0.
     """
 
     share: float | None = None
@@ -330,7 +335,10 @@ class MaskGradients(Policy):
         return self.share is not None
 
     def example_rule(self, state: Any, begins: Begins) -> dict[str, Any] | None:
-        """Returns a rule that counts skippable examples to estimate their value."""
+        """Returns a rule that counts skippable examples but drops none.
+
+        The counts serve the estimate of the AUC loss.
+        """
         return {"mode": "drift", "threshold": begins.threshold, "shadow": True}
 
     def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:

@@ -1,4 +1,4 @@
-"""Skips examples by a score (the input classifier block of Slipstream)."""
+"""Skips examples by a score (the input classifier of Slipstream, arXiv 2404.04270)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Score(Decisions):
         """
 
     def key_share(self, share: float) -> float | None:
-        """Returns the fraction of hot examples that should have saturated keys.
+        """Returns the fraction of hot examples that shall be skippable by drift.
 
         Args:
             share: Fraction of the hot examples to skip.
@@ -40,7 +40,15 @@ class Score(Decisions):
         return share
 
     def rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
-        """Returns the mode and threshold for `ops.classifier.InputClassifier.configure`."""
+        """Returns the arguments of `ops.classifier.InputClassifier.configure`.
+
+        Args:
+            state: State of the score in the window that begins.
+            begins: The window that begins.
+
+        Returns:
+            The mode, and its threshold and keep rate where the mode has them.
+        """
         raise NotImplementedError
 
 
@@ -53,9 +61,10 @@ def _of_score(name: str) -> Any:
 class SkipExamples(Policy):
     """Drops examples with little training value and refills the batches.
 
-    The score `by` decides which examples are skippable. Dropped examples never reach the model, so
-    that a step on a full batch covers more of the data. Note: with `pilot="model"`, examples are
-    dropped after the forward pass and batches are not refilled.
+    The score `by` decides which examples are skippable. Skippable examples are dropped before they
+    reach the model, so that a step on a full batch covers more of the data. Note: with
+    `ForeseenLoss(pilot="model")`, examples are dropped after a forward pass of the model, and
+    batches are not refilled.
 
     Example:
 
@@ -67,9 +76,9 @@ class SkipExamples(Policy):
 
     Args:
         by: The score: a `ForeseenLoss`, or a `RowDrift` (the rule of the paper, a baseline).
-        share: Fraction of the hot examples to skip, in (0, 1], below 1 with `ForeseenLoss`. Hot
-            examples are those with a finite score. Defaults to 0.5 with `ForeseenLoss`. With
-            `RowDrift` it defaults to 0.3, unless `Saturation(threshold=)` determines it.
+        share: Fraction to skip, in (0, 1]. With `ForeseenLoss`: of all examples, below 1, by
+            default 0.5. With `RowDrift`: of the hot examples, which have enough tracked keys for a
+            finite score, by default 0.3, unless `Saturation(threshold=)` sets the threshold.
         keep: Fraction of the skippable examples to train on nevertheless, with weight 1 / keep, in
             [0, 1). Defaults to 0, as in the paper. Not supported with `ForeseenLoss`, which has a
             floor.
