@@ -104,9 +104,10 @@ class Storage:
     Rows in a 16-bit dtype are updated in float32 and rounded when they are written back. The
     rounding is stochastic and unbiased, so that updates smaller than the spacing of the dtype are
     not lost. The random bits are a function of the key and the update, therefore a repeated run
-    gives the same bits. If the optimizer has one float32 slot per value (momentum, Adagrad, Adam,
-    FTRL), 8 bits of the slot store additional bits of the value. Value and slot are then updated
-    with 24 bits each and take no additional memory. Lookups read the value rounded to `dtype`.
+    gives the same bits. If the optimizer has at least one float32 slot per value (all except plain
+    SGD and RowWiseAdagrad), 8 bits of that slot store additional bits of the value. Value and slot
+    are then updated with 24 bits each and take no additional memory. Lookups read the value rounded
+    to `dtype`.
 
     Example:
 

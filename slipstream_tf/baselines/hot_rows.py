@@ -26,14 +26,16 @@ class HotRows(EmbeddingCollection):
     """Embedding collection that replicates the rows of hot keys on every rank.
 
     The set of hot keys is fixed. Gradients of their rows are gathered in every step, so that all
-    replicas stay equal. The other rows are sharded. Messages for a batch without such rows are
-    empty. Training computes the same updates as a plain layer, except for the order of
-    floating-point sums. This layer is a baseline and does not support saving.
+    replicas stay equal. The rows of all other (cold) keys are sharded. A batch without cold keys
+    sends empty messages for sharded rows. Training computes the same updates as a plain
+    `EmbeddingCollection`, except for the order of floating-point sums. This layer is a baseline and
+    does not support saving.
 
     Args:
         tables: One table for each column of the key matrix, all with the same dim.
         optimizer: Optimizer of the rows, as in `EmbeddingCollection`.
-        hot_keys: For each table, int64 [n] in any order, for example from `profile_hot_keys`.
+        hot_keys: For each table, its hot keys, int64 [n] in any order, for example from
+            `segregation.profile_hot_keys`.
         comm: The communicator of the ranks, or None for a single process.
         **kwargs: Arguments of `keras.layers.Layer`.
 
@@ -61,7 +63,10 @@ class HotRows(EmbeddingCollection):
     ) -> tf.Tensor:
         """Returns the rows [batch, tables, dim] of a key matrix.
 
-        See `EmbeddingCollection.call`.
+        Args:
+            inputs: Integers [batch, tables], with -1 for padding.
+            training: Whether to create rows for new keys, count accesses and update rows.
+            **others: Further arguments of `EmbeddingCollection.call`, which must be None.
 
         Raises:
             ValueError: Weights or next inputs are passed.
@@ -73,10 +78,10 @@ class HotRows(EmbeddingCollection):
         return self.hot_rows(inputs, is_hot, training) + self.other_rows(inputs, is_hot, training)
 
     def hot_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of hot keys, zeros for others.
+        """Returns rows [batch, tables, dim] of hot keys, zeros for cold keys.
 
         Args:
-            keys: integers [batch, tables].
+            keys: Integers [batch, tables].
             is_hot: bool [batch, tables], from `are_hot`.
             training: Whether the call is part of a training step.
         """
@@ -84,9 +89,14 @@ class HotRows(EmbeddingCollection):
         return self.hot(hot, training=training)
 
     def other_rows(self, keys: tf.Tensor, is_hot: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns rows [batch, tables, dim] of cold keys, zeros for others.
+        """Returns rows [batch, tables, dim] of cold keys, zeros for hot keys.
 
         This is a collective: all ranks must call it.
+
+        Args:
+            keys: Integers [batch, tables].
+            is_hot: bool [batch, tables], from `are_hot`.
+            training: Whether the call is part of a training step.
         """
         others = tf.where(is_hot, tf.constant(PADDING_KEY, keys.dtype), keys)
         return super().call(others, training=training)
@@ -99,14 +109,23 @@ _Mixin: Any = object
 class Hotline(_Mixin):
     """Mixin for click models that computes each batch in two parts.
 
-    The embeddings of the model must be `HotRows`. An example is popular if all its keys are hot.
+    Put it before the model in the list of base classes, for example `class M(Hotline, DLRM)`. The
+    embeddings of the model must be `HotRows`. An example is popular if all its keys are hot.
     Popular examples are computed while the rows of the other examples are received from other
     ranks. The gradients of both parts are applied in one step, so that the result is the same as
     without the split.
     """
 
     def train_step(self, data: Any) -> Any:
-        """Runs one training step."""
+        """Runs one training step.
+
+        Args:
+            data: `(features, label)` or `(features, label, sample_weight)`, where "keys" of the
+                features is a key matrix.
+
+        Returns:
+            The metrics by name.
+        """
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         dense, keys = self._split(without_wrapping(x))
         is_hot = are_hot(keys, self.embeddings.hot_keys)
@@ -138,7 +157,14 @@ class Hotline(_Mixin):
         return self.prediction(self.logits(dense, vectors, True))
 
     def _part_of_loss(self, y: Any, weights: Any, part: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-        """Returns the contribution of a part to the batch's mean loss."""
+        """Returns the contribution of a part of the batch to its mean loss.
+
+        Args:
+            y: Labels of the batch.
+            weights: Sample weights of the batch, or None.
+            part: Positions of the part's examples in the batch.
+            output: Predictions of the part.
+        """
         share = tf.size(part) / tf.maximum(tf.shape(y)[0], 1)
         # The mean over an empty part is undefined, therefore a zero example is appended to it.
         padded = tf.concat([output, tf.zeros([1, 1])], axis=0)[: tf.maximum(tf.size(part), 1)]

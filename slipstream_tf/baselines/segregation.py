@@ -1,8 +1,9 @@
 """Batches of only hot or only cold examples (the schedule of FAE).
 
-Hot keys are chosen before training. An example is hot if all its keys are hot. None is skipped.
-FAE (Adnan et al., arXiv 2103.00686) replicates the rows of hot keys on all ranks, so that hot
-batches need no exchange of rows.
+Hot keys, the most accessed keys, are chosen before training. An example is hot if all its keys are
+hot, else cold. No example is dropped. FAE (frequently accessed embeddings, Adnan et al., arXiv
+2103.00686) replicates the rows of hot keys on all ranks, so that hot batches need no exchange of
+rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +35,11 @@ def segregate(
     Args:
         dataset: Batches `(features, label)` of dense tensors. `features` is a mapping with the
             entry "keys", integers [batch, fields].
-        hot_keys: For each key column, integers [n] in any order.
+        hot_keys: For each column of "keys", its hot keys, integers [n] in any order.
         batch_size: Number of examples per output batch. The last batch of each kind may be smaller.
 
     Returns:
-        The dataset. Its static batch dimension is unknown.
+        The dataset of batches `(features, label)`. Its static batch dimension is unknown.
 
     Raises:
         ValueError: The elements have another structure, or the number of lists in `hot_keys`
@@ -80,7 +81,7 @@ def profile_hot_keys(
         row_bytes: Bytes per row, a multiple of 4, the same for all columns.
 
     Returns:
-        For each key column, int64 [hot keys] in ascending order.
+        For each key column, its hot keys, int64 [n] in ascending order.
 
     Raises:
         ValueError: The elements have another structure, or a number is out of range.
@@ -105,7 +106,14 @@ def profile_hot_keys(
 
 
 def _merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Merges int64 [n] keys and counts into unique ascending keys."""
+    """Adds up the counts of equal keys.
+
+    Args:
+        parts: Keys and counts, each int64 [n].
+
+    Returns:
+        Unique keys in ascending order, and their counts.
+    """
     keys, index = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
     counts = np.zeros(keys.size, np.int64)
     np.add.at(counts, index.ravel(), np.concatenate([counts for _, counts in parts]))
@@ -148,7 +156,16 @@ def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
 
 
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:
-    """Splits off the rows that fill batches; all rows at the end."""
+    """Splits off the first examples of a batch, as many as fill whole batches.
+
+    Args:
+        batch: Structure of tensors [n, ...].
+        full: Number of examples in a full batch.
+        is_end: Whether the data ends, so that all examples are split off.
+
+    Returns:
+        The first examples, and the rest.
+    """
     size = num_rows(tf.nest.flatten(batch)[0])
     count = tf.where(is_end, size, size // full * full)
     first = tf.nest.map_structure(lambda part: part[:count], batch)

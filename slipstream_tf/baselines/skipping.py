@@ -12,10 +12,15 @@ from slipstream_tf.policies.skip_examples import Score
 
 @dataclasses.dataclass(frozen=True)
 class RowDrift(Score):
-    """Scores examples by the drift of their rows, as the paper.
+    """Scores examples by the drift of their keys' rows, as in the paper.
 
-    `SkipExamples` skips examples with saturated keys (arXiv 2404.04270). Note: this is a
-    baseline. In all measurements, random skipping was at least as good at equal cost.
+    The drift of a row is the distance that it moved during the last window. The score of an example
+    is the smallest value that at least a fraction `alpha` of its keys' drifts does not exceed. It
+    is infinite if too few of these keys are tracked. Therefore `SkipExamples` skips examples with
+    saturated keys (arXiv 2404.04270).
+
+    Note: this is a baseline. In all measurements, random skipping was at least as good at equal
+    cost.
 
     Example:
 
@@ -24,8 +29,8 @@ class RowDrift(Score):
     1.0
 
     Args:
-        alpha: Fraction of an example's lookups that must be saturated, in (0, 1]. Defaults to 1, as
-            in the paper.
+        alpha: Fraction of an example's keys that must be saturated for the example to be skippable,
+            in (0, 1]. Defaults to 1, as in the paper.
     """
 
     alpha: float = 1.0
@@ -42,9 +47,10 @@ class RowDrift(Score):
 class SkipAtRandom(Policy):
     """Skips a given fraction of random examples, as a control.
 
-    Use it to compare a policy with random skipping at equal cost. `shares[i]` applies to the i-th
-    window that begins after the warm-up, and the last entry repeats. Without a warm-up, `shares[0]`
-    applies from the first step. `random_shares` returns the fractions of another run.
+    Use it to compare a policy with random skipping at equal cost. `shares[0]` applies to the first
+    window that begins after the warm-up, `shares[1]` to the second, and so on. The last entry
+    applies to all later windows. Without a warm-up, `shares[0]` applies from the first step.
+    `random_shares` returns the fractions of another run.
 
     Example:
 

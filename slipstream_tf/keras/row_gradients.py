@@ -250,8 +250,8 @@ class StoreGradients:
     def _squares(self) -> tf.Tensor | None:
         """Returns the squared norm of each table, float32 [tables], if it is already known.
 
-        `share` computes these norms together with the gradients of distinct keys. The result is
-        None before that, or if a gradient was modified since.
+        The ops that collect or merge gradients compute these norms as well. The result is None if a
+        gradient was modified since, or if its keys may be repeated.
         """
         collected = collected_of(self._slices)
         if collected is None or collected.squares is None:

@@ -39,7 +39,13 @@ _ALLOWED = (
 
 
 class _Snapshot:
-    """A copy of a store, in memory or in a temporary folder."""
+    """A copy of the contents of a store, in memory or in a temporary folder.
+
+    Args:
+        arrays: The result of `export_state`.
+        room: Maximum number of bytes in memory. Larger contents are stored in the folder.
+        folder: Parent of the temporary folder, or None for the default of the system.
+    """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], room: int, folder: str | None):
         nbytes = sum(array.nbytes for array in arrays.values())

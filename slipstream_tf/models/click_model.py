@@ -23,7 +23,20 @@ _NORM_MOMENTUM, _NORM_EPSILON = 0.9, 1e-5
 def require_widths(
     argument: str, widths: Sequence[int], place: str, may_be_empty: bool = False
 ) -> tuple[int, ...]:
-    """Returns `widths` as a tuple; raises ValueError if one is invalid."""
+    """Validates the widths of an MLP.
+
+    Args:
+        argument: Name of the argument, for the error.
+        widths: A list or tuple of integers, at least 1 each.
+        place: Class with the argument, for the error.
+        may_be_empty: Whether no width is valid, too.
+
+    Returns:
+        The widths as a tuple.
+
+    Raises:
+        ValueError: The widths are invalid.
+    """
     allowed = "a list of integers >= 1" + ("" if may_be_empty else ", not empty")
     if not isinstance(widths, (list, tuple)) or not (widths or may_be_empty):
         raise invalid(argument, widths, place, allowed)
@@ -33,7 +46,7 @@ def require_widths(
 
 
 def require_dropout(dropout: float, place: str) -> float:
-    """Returns `dropout` as a float, or raises ValueError outside of [0, 1)."""
+    """Returns `dropout` as a float; raises ValueError unless it is in [0, 1)."""
     require_number("dropout", dropout, minimum=0.0, maximum=1.0, place=place)
     if dropout == 1.0:
         raise invalid("dropout", dropout, place, "a number >= 0 and < 1")
@@ -41,11 +54,15 @@ def require_dropout(dropout: float, place: str) -> float:
 
 
 def side_by_side(dense: Any, vectors: Any) -> tf.Tensor:
-    """Concatenates dense features and vectors to one matrix.
+    """Concatenates numeric features and embeddings to one matrix.
 
     Args:
         dense: Numeric features, float [batch, n], or None.
-        vectors: Embeddings as `ClickModel.logits` receives them.
+        vectors: Embeddings, [batch, features, dim] or a list of [batch, dim], as
+            `ClickModel.logits` receives them.
+
+    Returns:
+        [batch, width], the numeric features first.
     """
     if not isinstance(vectors, list):
         vectors = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]
@@ -53,7 +70,7 @@ def side_by_side(dense: Any, vectors: Any) -> tf.Tensor:
 
 
 def penalty_of(l2: float) -> Any:
-    """Returns an L2 regularizer, or None if `l2` is 0."""
+    """Returns a Keras regularizer with factor `l2`, or None if `l2` is 0."""
     return keras.regularizers.L2(l2) if l2 else None
 
 
@@ -162,7 +179,7 @@ class ClickModel(LossFeedback, keras.Model):
     Args:
         embeddings: The layer that looks up the keys.
         dense_features: Number of numeric features per example, at least 0.
-        dropout: Dropout rate after each hidden layer of the last MLP, in [0, 1).
+        dropout: Dropout rate, in [0, 1), for the MLPs to which the subclass applies it.
         returns_logits: Whether the model returns logits instead of probabilities.
         batch_norm: Whether the hidden layers of the MLPs use batch normalization, see `MLP`. Note:
             use it in a single process only, because each rank has separate moving averages and an
@@ -173,7 +190,8 @@ class ClickModel(LossFeedback, keras.Model):
 
     Attributes:
         dims: Number of values per vector, by feature name.
-        output_layer: The `keras.layers.Dense` whose bias is added to the logit.
+        output_layer: The `keras.layers.Dense` whose bias is a summand of the logit. `start_at` sets
+            that bias.
 
     Raises:
         ValueError: An argument has the wrong type or is out of range, or the dtype policy needs
@@ -232,7 +250,7 @@ class ClickModel(LossFeedback, keras.Model):
             raise invalid("combiner", pooled, f"the features of a {place}", allowed)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Computes the logits. Subclasses implement it.
+        """Computes the logits; subclasses implement it.
 
         Args:
             dense: Numeric features, [batch, dense_features], or None if the model has none.
@@ -246,7 +264,11 @@ class ClickModel(LossFeedback, keras.Model):
         raise NotImplementedError
 
     def end_with(self, output_layer: Any) -> None:
-        """Sets the output layer and marks the model as built."""
+        """Sets `output_layer` and marks the model as built.
+
+        Args:
+            output_layer: A built `keras.layers.Dense` with one unit and a bias.
+        """
         # Bypasses attribute tracking, because Keras would track the layer twice.
         object.__setattr__(self, "output_layer", output_layer)
         self.built = True
@@ -270,7 +292,7 @@ class ClickModel(LossFeedback, keras.Model):
         self.output_layer.bias.assign([math.log(base_rate / (1.0 - base_rate))])
 
     def mlp(self, name: str, widths: Sequence[int], inputs: int, **options: Any) -> MLP:
-        """Returns a built `MLP` with the settings of the model.
+        """Returns a built `MLP` with the `batch_norm`, `l2` and dtype of the model.
 
         Args:
             name: Name of the layer.

@@ -99,7 +99,6 @@ class DCNv2(ClickModel):
         self.end_with(self.head)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns the logits, shape [batch, 1]."""
         features = side_by_side(dense, vectors)
         if features.shape[0] == 0:
             # In eager mode `keras.ops.add` mistakes an empty batch for a bias and raises an error.
@@ -115,7 +114,6 @@ class DCNv2(ClickModel):
         return self.head(outputs)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "cross_layers": len(self.cross),
@@ -128,7 +126,8 @@ class DCNv2(ClickModel):
 def _keras_rs_layers() -> Any:
     """Imports the layers of keras-rs without a side effect on `random`.
 
-    The import draws random numbers. Restoring the state keeps the seeded weights reproducible.
+    The import draws numbers from `random`, from which Keras derives the seeds of weights. Restoring
+    its state keeps seeded weights reproducible.
     """
     state = random.getstate()
     try:

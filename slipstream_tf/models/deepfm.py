@@ -83,7 +83,6 @@ class DeepFM(ClickModel):
         self.end_with(self.deep.last)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns the logits, shape [batch, 1]."""
         rows = tf.stack(vectors, axis=1) if isinstance(vectors, list) else vectors
         # A split, because the gradients of slices are slow (see `pairwise_dots`).
         weights, factors = tf.split(rows, [1, rows.shape[2] - 1], axis=2)
@@ -99,5 +98,4 @@ class DeepFM(ClickModel):
         return linear + dots + self.deep(deep, training=training)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {**super().get_config(), "deep": list(self.deep_widths)}

@@ -22,9 +22,9 @@ class DIN(ClickModel):
     normalized, so that their sum reflects the strength of an interest. The activations are ReLU
     instead of PReLU and Dice.
 
-    The inputs are `{"keys": {feature: int64}}`. A pooled feature has shape [batch], or any shape
-    that is pooled. A history has shape [batch, steps], padded with the padding key of the feature,
-    or is a RaggedTensor [batch, None]. The histories of all features have the same number of steps.
+    The inputs are `{"keys": {feature: int64}}`. The keys of a feature with a combiner are [batch],
+    [batch, width] or ragged. A history has shape [batch, steps], padded with the padding key of the
+    feature, or is a RaggedTensor [batch, None]. All histories have the same number of steps.
     With `dense_features`, the inputs also contain "dense", float [batch, dense_features]. Call
     `keras.utils.set_random_seed` before the constructor for reproducible weights.
 
@@ -101,7 +101,15 @@ class DIN(ClickModel):
         self._padding = {name: specs[name].padding_key for name in self.targets}
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
-        """Predicts clicks; the class describes the inputs."""
+        """Predicts clicks.
+
+        Args:
+            inputs: The inputs that the class describes.
+            training: Whether to train the embeddings and to apply dropout.
+
+        Returns:
+            Probabilities or logits, float32 [batch, 1].
+        """
         dense, keys = self._split(inputs)
         if not isinstance(keys, Mapping):
             allowed = "a dictionary {feature: keys}"
@@ -119,7 +127,13 @@ class DIN(ClickModel):
         return self.prediction(self.deep(tf.concat(parts, axis=1), training=training))
 
     def _is_there(self, name: str, keys: Any, vectors: Any) -> tf.Tensor:
-        """Returns a bool tensor [batch, steps] that is False for padded steps."""
+        """Returns whether each step of a history exists, bool [batch, steps].
+
+        Args:
+            name: Name of the history feature.
+            keys: Its keys.
+            vectors: Its embeddings, ragged or [batch, steps, dim].
+        """
         if isinstance(vectors, tf.RaggedTensor):
             return tf.sequence_mask(vectors.row_lengths())
         padding = self._padding[name]
@@ -127,7 +141,14 @@ class DIN(ClickModel):
         return tf.ones(tf.shape(keys), tf.bool) if padding is None else keys != padding
 
     def _interest(self, steps: Any, target: Any, is_there: Any, training: bool | None) -> Any:
-        """Returns the weighted sum of the steps, [batch, width]."""
+        """Returns the sum of the steps weighted by attention, [batch, width].
+
+        Args:
+            steps: Embeddings of the histories, [batch, steps, width].
+            target: Embeddings of their targets, [batch, width].
+            is_there: bool [batch, steps], False for padding, which gets weight 0.
+            training: As in `call`.
+        """
         target = tf.broadcast_to(target[:, tf.newaxis], tf.shape(steps))
         compared = tf.concat([steps, target, steps - target, steps * target], axis=2)
         compared = tf.reshape(compared, [-1, 4 * steps.shape[2]])
@@ -143,7 +164,6 @@ class DIN(ClickModel):
         return {**super().input_signature(), "keys": keys}
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "history": dict(self.targets),

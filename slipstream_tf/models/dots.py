@@ -61,7 +61,7 @@ class DotsModel(ClickModel):
             self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
 
     def end_with_top(self, inputs: int) -> None:
-        """Creates the top MLP, the last layer of the model.
+        """Creates the top MLP and makes its last layer the output layer.
 
         Args:
             inputs: Number of input values per example.
@@ -72,7 +72,6 @@ class DotsModel(ClickModel):
         self.end_with(self.top.last)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "bottom": list(self.bottom_widths),
@@ -130,7 +129,6 @@ class DLRM(DotsModel):
         self.end_with_top(pairs + (self.dim if dense_features else 0))
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns the logits, shape [batch, 1]."""
         stacked = tf.stack(vectors, axis=1) if isinstance(vectors, list) else vectors
         if self.bottom is None:
             return self.top(pairwise_dots(stacked), training=training)
@@ -245,7 +243,13 @@ class TBSM(DotsModel):
         return self.prediction(logits)
 
     def _step_vectors(self, dense: Any, vectors: Any, training: bool | None) -> Any:
-        """Returns vectors of length 1, [batch * steps, width]."""
+        """Returns the vector of each step, of length 1, [batch * steps, width].
+
+        Args:
+            dense: Numeric features, [batch, steps, dense_features], or None.
+            vectors: Embeddings, [batch * steps, features, dim].
+            training: As in `call`.
+        """
         if self.bottom is not None:
             numbers = tf.reshape(dense, [-1, self.dense_features])
             bottom = self.bottom(numbers, training=training)
@@ -262,7 +266,6 @@ class TBSM(DotsModel):
         return {**super().input_signature(), "keys": keys}
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "step": list(self.step_widths),

@@ -102,7 +102,6 @@ class FinalMLP(ClickModel):
         self.end_with(self.head)
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
-        """Returns the logits, shape [batch, 1]."""
         features = side_by_side(dense, vectors)
         outputs = []
         for index, stream in enumerate(self.streams):
@@ -119,7 +118,6 @@ class FinalMLP(ClickModel):
         return self.head(tf.concat(outputs, axis=1)) + pairs[:, tf.newaxis]
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a JSON-serializable dictionary for `from_config`, without weights and rows."""
         return {
             **super().get_config(),
             "first": list(self.widths[0]),

@@ -14,13 +14,13 @@ from slipstream_tf._utils.errors import require_integer
 def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Computes the dot products of all pairs of different vectors, each once.
 
-    The strictly lower triangle of the [n, n] matrix of dot products is folded into a rectangle. Row
-    i of the triangle has i entries and row n-i has n-i entries, so that row i followed by the
-    reversed row n-i fills one row of the rectangle. The fold takes one matrix product, two slices
-    and a select with a constant mask. A gather over [batch, n * n] with its scatter in the backward
-    pass is far slower. The gradients of slices are slow as well, because TensorFlow copies one
-    number at a time. Therefore the backward pass unfolds the gradient into a matrix and multiplies
-    once.
+    The results are the entries below the diagonal of the [n, n] matrix of all dot products. Row i
+    of that triangle has i entries and row n-i has n-i entries, so that row i followed by the
+    reversed row n-i has n entries. The triangle is thus folded into a rectangle with rows of n
+    entries, which takes one matrix product, two slices and a select with a constant mask. A gather
+    over [batch, n * n] with its scatter in the backward pass is far slower. The gradients of slices
+    are slow as well, because TensorFlow copies one number at a time. Therefore the backward pass
+    unfolds the gradient into a matrix and multiplies once.
 
     `keras_rs.layers.DotInteraction` gathers. It takes 1.6 times as long for 27 vectors of 16
     values, and 2.3 times as long for 27 vectors of 64 values (forward and backward pass, 2 cores).
@@ -35,8 +35,9 @@ def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], 
         vectors: Tensor of shape [batch, n, dim], with a static n of at least 2.
 
     Returns:
-        Tensor of shape [batch, n * (n - 1) / 2], in the order of `pair_order`: pair (1, 0), then
-        for each row i the columns 0..i-1, followed by the columns n-i-1..0 of row n-i.
+        Tensor of shape [batch, n * (n - 1) / 2], in the order of `pair_order`: for i = 1, 2, ...
+        the pairs (i, 0) to (i, i-1), followed by the pairs (n-i, n-i-1) to (n-i, 0), until all
+        pairs have occurred once.
     """
 
     def gradient(of_dots: tf.Tensor) -> tf.Tensor:
@@ -70,7 +71,11 @@ def _unfold(pairs: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def pair_order(count: int) -> list[tuple[int, int]]:
-    """Returns the pairs (i, j) in the order of `pairwise_dots`."""
+    """Returns the pairs (i, j), i > j, in the order of `pairwise_dots`.
+
+    Args:
+        count: Number of vectors n, at least 2.
+    """
     pairs = []
     for row in range(1, count // 2 + 1):
         pairs += [(row, column) for column in range(row)]
@@ -98,7 +103,8 @@ def sum_of_dots(vectors: tf.Tensor) -> tf.Tensor:
 def padded_steps(vectors: Any) -> tf.Tensor:
     """Converts the vectors of sequences to a dense tensor [batch, steps, dim].
 
-    The steps that a ragged sequence lacks are zeros.
+    Shorter sequences of a RaggedTensor are filled with zeros at the end. A tensor is returned
+    unchanged.
     """
     return vectors.to_tensor() if isinstance(vectors, tf.RaggedTensor) else vectors
 
@@ -107,11 +113,12 @@ def padded_steps(vectors: Any) -> tf.Tensor:
 class TimeAttention(keras.layers.Layer):
     """Time series attention of TBSM (Ishkhanov et al., arXiv:2008.11922, section 3).
 
-    Each head has a matrix A. It weights a step z_t of the history by its inner product with the
-    scored step w in the metric A^T A: a_t = z_t . A^T A w. The context of the head is the sum of
-    a_t z_t. There is no softmax, so that a weight can be negative. The implementation of the
-    authors can also pass the coefficients of a fixed number of steps through an MLP. This layer
-    accepts any number of steps and uses the coefficients directly.
+    The layer sums up a sequence of vectors, the steps, as seen from one vector w, the scored step.
+    Each head has a matrix A. It weights a step z_t by its inner product with w in the metric A^T A:
+    a_t = z_t . A^T A w. The output of the head, its context, is the sum of a_t z_t. There is no
+    softmax, so that a weight can be negative. The implementation of the authors can also pass the
+    weights of a fixed number of steps through an MLP. This layer accepts any number of steps and
+    uses the weights directly.
 
     Args:
         heads: Number of heads, at least 1.
@@ -127,7 +134,7 @@ class TimeAttention(keras.layers.Layer):
         self.heads = heads
 
     def build(self, scored_shape: Any, steps_shape: Any = None) -> None:
-        """Creates the weights for a scored step of shape [batch, width]."""
+        """Creates the matrices of the heads for a scored step of shape [batch, width]."""
         width = scored_shape[-1]
         shape = (self.heads, width, width)
         normal = keras.initializers.RandomNormal(0.0, (2.0 / (2 * width)) ** 0.5)
