@@ -54,7 +54,10 @@ def arrays_to_tensors(value: Any) -> Any:
     """Converts the NumPy arrays in a nested dictionary to tensors.
 
     Early releases of Keras 3 (3.3, with TensorFlow 2.16) convert arrays of any dtype to float32
-    when they call a layer. Keys above 2**24 would then lose bits. Tensors are returned unchanged.
+    when they call a layer. Keys above 2**24 would then lose bits.
+
+    Args:
+        value: An array, any other object (returned unchanged), or a dictionary of such values.
     """
     import tensorflow as tf
 
@@ -80,7 +83,7 @@ def tensorflow_variable(value: Any) -> Any:
 def is_schedule(value: Any) -> bool:
     """Returns whether a value is a Keras `LearningRateSchedule`.
 
-    It does not import Keras: if Keras is not loaded, the value cannot be a schedule.
+    The function does not import Keras, because without a loaded Keras no value is a schedule.
     """
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "optimizers"):
@@ -138,7 +141,7 @@ def functional_class() -> Any:
 
 
 def weighs_classes(function: Any) -> bool:
-    """Returns whether a function is the one that Keras maps for `class_weight`."""
+    """Returns whether Keras maps a dataset with this function to apply `class_weight`."""
     return getattr(function, "__name__", "") == "class_weights_map_fn"
 
 
@@ -285,7 +288,11 @@ def decays(optimizer: Any, variable: Any) -> bool:
 def copy_exclusions(old: Any, new: Any) -> None:
     """Copies the weight decay exclusions of one Keras optimizer to another.
 
-    The configuration of an optimizer does not contain them.
+    The configuration of an optimizer does not contain these exclusions.
+
+    Args:
+        old: The optimizer to read.
+        new: The optimizer to change.
     """
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(old, name):
@@ -299,9 +306,6 @@ def is_recording() -> bool:
 
 
 def is_saving_model() -> bool:
-    """Returns whether TensorFlow is writing a SavedModel.
-
-    Functions are traced again for it.
-    """
+    """Returns whether TensorFlow is writing a SavedModel and traces functions for it."""
     context = importlib.import_module("tensorflow.python.saved_model.save_context")
     return bool(context.in_save_context())

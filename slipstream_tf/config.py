@@ -203,8 +203,9 @@ class Table:
         optimizer: Sparse optimizer of the table, with its learning rate: an object of
             `slipstream_tf.optimizers`, or an identifier that `optimizers.get` accepts. None uses
             the optimizer of the layer or store.
-        combiner: How the rows of a bag of keys are combined into one vector: `"sum"`, `"mean"` or
-            `"sqrtn"`. None returns the row of each key.
+        combiner: How the rows of a bag (the keys of one feature of an example) are combined into
+            one vector: `"sum"`, `"mean"`, or `"sqrtn"`, the sum divided by the square root of the
+            number of keys. None returns the row of each key.
         initializer: Initial values of a new row: an object of `slipstream_tf.initializers`, or an
             identifier that `initializers.get` accepts. If it has no seed, the seed is a hash of the
             table name. The same key then starts with different rows in two tables, and always with

@@ -190,11 +190,13 @@ class RanksCallback(AmongOthers):
         self._store.follow(getattr(model, "optimizer", None))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts the weights and compares the rows of replicated tables.
+        """Broadcasts the weights and compares the tables of the ranks.
+
+        In a single process it only checks that the optimizer does not expect multiple ranks.
 
         Raises:
             ValueError: The optimizer is not a `DistributedOptimizer` of these ranks, or the rows of
-                replicated tables differ between ranks.
+                replicated tables or the numbers of updates of sharded tables differ between ranks.
         """
         comm, of_optimizer = self._comm, getattr(self.model.optimizer, "slipstream_comm", None)
         if comm.size == 1:

@@ -55,7 +55,7 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
 
     Only layers with `apply=None` are affected. If their optimizer has a setting such as
     `global_clipnorm` and is not built yet, it is converted in place to a `StepOptimizer`. The
-    layers then use `apply="step"`. With any other Keras optimizer they use `apply="backward"`.
+    layers then use `"step"` with a `StepOptimizer` and `"backward"` with any other optimizer.
 
     Args:
         model: A Keras model that is being compiled.

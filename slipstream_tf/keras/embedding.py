@@ -24,7 +24,8 @@ class Embedding(EmbeddingCollection):
     The arguments and their order match `keras.layers.Embedding`. There are three differences. The
     table has a sparse optimizer, and a row is allocated the first time its key is looked up in
     training (see `EmbeddingCollection`). Keys are not cast. With `mask_zero`, key 0 returns zeros
-    instead of a row. For `Slipstream.apply` the layer is a feature with the name of the table.
+    instead of a row. `Slipstream.apply` reads the keys of this layer from the feature that has the
+    name of the table.
 
     The table has the name of the layer, by default "embedding". Name the layers if a model has more
     than one.

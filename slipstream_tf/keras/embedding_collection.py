@@ -382,7 +382,12 @@ class EmbeddingCollection(keras.layers.Layer):
             raise invalid("dim", dims, f"{cause} of layer {self.name!r}", allowed)
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
-        """Returns the output shape or a dictionary of output shapes."""
+        """Returns the output shape, or a dictionary of output shapes by feature.
+
+        Args:
+            input_shape: Shape of the key matrix, or a dictionary of shapes by feature.
+            weights_shape: Ignored.
+        """
         is_mapping = isinstance(input_shape, Mapping)
         if self.stacked or not is_mapping:
             first = input_shape[self.specs[0].name] if is_mapping else input_shape
@@ -457,7 +462,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
-        """Creates a layer with empty tables from its configuration."""
+        """Creates a layer with empty tables from the result of `get_config`."""
         refuse_legacy_file(config.get("name", "embedding_collection"))
         config = dict(config)
         config["tables"] = [Table.from_config(table) for table in config["tables"]]

@@ -99,8 +99,8 @@ MATRIX = "the key matrix"
 class FloatKeysError(ValueError, NotImplementedError):
     """Raised for symbolic keys of a float dtype.
 
-    A Sequential model without an Input creates such inputs first. It handles NotImplementedError as
-    an unknown shape and then passes the inputs unchanged.
+    A Keras Sequential model without an Input first calls its layers with such keys. It catches
+    NotImplementedError and then calls the layers with the actual inputs.
     """
 
 
@@ -130,7 +130,9 @@ def as_inputs(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Any:
 def as_tensor(value: Any, place: str) -> Any:
     """Converts an array or a list of keys to a tensor.
 
-    Tensors are returned unchanged.
+    Args:
+        value: The keys. Tensors are returned unchanged.
+        place: Name of the keys, for errors.
 
     Raises:
         ValueError: The list contains tensors, or lists of different lengths.
@@ -174,6 +176,10 @@ def require_layout(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Non
 def require_dtype(keys: Any, place: str) -> None:
     """Validates the dtype of symbolic keys.
 
+    Args:
+        keys: A `keras.KerasTensor`.
+        place: Name of the keys, for the error.
+
     Raises:
         FloatKeysError: The keys are neither integers nor texts.
     """
@@ -198,7 +204,14 @@ def output_shape(spec: FeatureSpec, shape: Sequence[int | None], dim: int) -> tu
 
 
 def output_spec(spec: FeatureSpec, keys: Any, dim: int, dtype: str) -> Any:
-    """Returns the output of a feature as a `keras.KerasTensor`."""
+    """Returns the output of a feature as a `keras.KerasTensor`.
+
+    Args:
+        spec: The feature.
+        keys: Its symbolic keys.
+        dim: Dimension of its table.
+        dtype: Dtype of the output.
+    """
     shape = output_shape(spec, keys.shape, dim)
     is_ragged = getattr(keys, "ragged", False) or getattr(keys, "sparse", False)
     ragged = {"ragged": True} if is_ragged and spec.combiner is None else {}

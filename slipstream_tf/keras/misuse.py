@@ -117,7 +117,10 @@ def _warn(message: str) -> None:
 
 
 def require_no_validation(engine: Any) -> None:
-    """Raises ValueError if `fit` is evaluating, for use when `apply`'s result is read."""
+    """Raises ValueError if a result of `apply` is read during validation.
+
+    It is called when an iteration over such a result begins.
+    """
     if engine.is_validating:
         allowed = (
             "data that did not go through Slipstream.apply: it would leave examples out of them"

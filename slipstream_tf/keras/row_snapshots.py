@@ -65,7 +65,7 @@ class _Snapshot:
 
 
 class _Token(np.ndarray):
-    """A token that keeps its snapshot alive, as do its NumPy copies."""
+    """A token, int64 [], that keeps its snapshot in memory, as do its NumPy copies."""
 
     _snapshot: _Snapshot | None
 
@@ -219,6 +219,9 @@ def add_rows_weight(layer: Any, store: Any) -> None:
 def refuse_legacy_file(layer_name: str) -> None:
     """Raises an error for legacy `.h5` files, which cannot contain rows.
 
+    Args:
+        layer_name: Name of the layer, for the error.
+
     Raises:
         ValueError: Keras is writing or reading such a file.
     """
@@ -231,10 +234,10 @@ def refuse_legacy_file(layer_name: str) -> None:
 
 
 class ExportedRows:
-    """The rows of a store in SavedModels.
+    """Variables that contain the rows of a store in a SavedModel.
 
     Attributes:
-        serving: The store for lookups while a SavedModel is traced.
+        serving: A store that looks up these variables, for calls while a SavedModel is traced.
     """
 
     def __init__(self, store: Any, place: str) -> None:

@@ -208,8 +208,8 @@ class Slipstream(tf.train.experimental.PythonState):
         `ForeseenLoss` requires labels. Read the data in batches larger than `batch_size` then,
         because only a part of each batch is kept.
 
-        In a dry run without losses and without `ForeseenLoss`, only a random subset of the batches
-        is classified, at least 1 in 16 batches.
+        A dry run that needs neither losses nor `ForeseenLoss` classifies only a random subset of
+        the batches of a long window, at least 1 in 16.
 
         With multiple ranks, all ranks must call it. `dataset` contains the examples of this rank.
         If a rank has fewer examples, empty batches follow (`distributed.even_ends`).
@@ -536,7 +536,10 @@ class Slipstream(tf.train.experimental.PythonState):
         return report
 
     def end_window(self) -> WindowReport:
-        """Ends the current window immediately and returns its report."""
+        """Ends the current window immediately and returns its report.
+
+        The call counts as one step in `steps`.
+        """
         self._go_on(1)
         self._look_ahead.settle()
         report = self.tracker.end_window()

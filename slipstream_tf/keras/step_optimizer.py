@@ -32,8 +32,8 @@ class StepOptimizer:
       averaged over the ranks. The norm of a table includes all its rows in the batch. The global
       norm includes weights and tables.
     - `gradient_accumulation_steps` accumulates the gradients of rows, too, and applies their mean.
-      Ranks exchange gradients only then. Note: accumulated gradients are not saved. A model that is
-      saved between two updates loses them.
+      Ranks exchange gradients only when the mean is applied. Note: accumulated gradients are not
+      saved. A model that is saved between two updates loses them.
     - `StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales the gradients of rows
       and skips a step with non-finite gradients. Without loss scaling such a step raises an error
       and changes neither weights nor rows.
@@ -66,7 +66,7 @@ class StepOptimizer:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Creates the optimizer from its configuration."""
+        """Creates the optimizer from the result of its `get_config`."""
         return _wrapped(keras.saving.deserialize_keras_object(config["optimizer"]))
 
 
@@ -79,7 +79,16 @@ class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """A `LossScaleOptimizer` around an optimizer that `StepOptimizer` created."""
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
-        """Returns whether all gradients are finite on all ranks."""
+        """Returns whether all gradients are finite on all ranks.
+
+        A collective with multiple ranks, so that all ranks skip the same steps.
+
+        Args:
+            grads: Gradients as in `apply`.
+
+        Returns:
+            A bool scalar.
+        """
         is_finite = super().check_finite(
             [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
         )

@@ -86,8 +86,8 @@ class MLP(keras.layers.Layer):
 
     Args:
         widths: Number of units of each layer, at least one layer.
-        last_is_linear: Whether the last layer has no ReLU and no dropout, so that it returns
-            logits. Such a layer is computed in float32 with every dtype policy.
+        last_is_linear: Whether the last layer has no ReLU, dropout or batch normalization, so that
+            it returns logits. Such a layer is computed in float32 with every dtype policy.
         dropout: Dropout rate after each ReLU, in [0, 1).
         batch_norm: Whether a `keras.layers.BatchNormalization` with momentum 0.9 and epsilon 1e-5
             precedes each ReLU.
@@ -416,7 +416,11 @@ class ClickModel(LossFeedback, keras.Model):
         self.built = True
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:
-        """Returns (batch, 1) for the shapes of the inputs."""
+        """Returns (batch, 1).
+
+        Args:
+            input_shape: Shapes of the inputs, a dictionary with "keys".
+        """
         keys = input_shape["keys"]
         while isinstance(keys, Mapping):
             keys = next(iter(keys.values()))
@@ -436,7 +440,12 @@ class ClickModel(LossFeedback, keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "ClickModel":
-        """Creates a model with new weights and empty tables from its configuration."""
+        """Creates a model with new weights and empty tables.
+
+        Args:
+            config: The result of `get_config`.
+            custom_objects: Classes by name, for the embedding layer.
+        """
         config = dict(config)
         config["embeddings"] = keras.saving.deserialize_keras_object(
             config["embeddings"], custom_objects=custom_objects

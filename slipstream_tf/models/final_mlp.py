@@ -19,10 +19,11 @@ class FinalMLP(ClickModel):
 
     Dense features and embeddings are concatenated and pass through two MLPs. A gate before each MLP
     multiplies every value by a factor between 0 and 2: twice the sigmoid of an MLP with one hidden
-    layer over a learned vector (the gate without features of the paper). The logit is linear in
-    both outputs and bilinear in pairs of them, per head. Tables may have different dimensions if
-    the keys are a dictionary. Call `keras.utils.set_random_seed` before the constructor for
-    reproducible weights.
+    layer over a learned vector (in the paper, the gate that uses no features). The outputs of the
+    MLPs are divided into heads of equal size. The logit is a linear function of both outputs plus,
+    for each head, a bilinear form of its parts of the two outputs. Tables may have different
+    dimensions if the keys are a dictionary. Call `keras.utils.set_random_seed` before the
+    constructor for reproducible weights.
 
     Example:
 

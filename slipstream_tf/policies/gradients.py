@@ -149,7 +149,8 @@ class DeferGradients(Policy):
     """Defers gradients and applies their sum per row as one gradient.
 
     With multiple ranks, gradients are deferred before the exchange, so that fewer rows are sent. No
-    gradient is lost, but updates are applied later.
+    gradient is lost, but updates are applied later. Exception: a row that a bounded table evicts
+    loses its deferred gradient.
 
     Example:
 
