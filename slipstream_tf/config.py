@@ -15,7 +15,7 @@ COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# No float16: sums of squares need the range of float32.
+# float16 is not allowed, because sums of squares need the range of float32.
 SLOT_DTYPES = ("float32", "bfloat16")
 # Dtypes of rows in messages between ranks.
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8")

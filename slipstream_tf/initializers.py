@@ -118,7 +118,7 @@ def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
     return next(kinds[cls] for cls in type(initializer).__mro__ if cls in kinds), first, second
 
 
-# The names of `keras.initializers.get`.
+# Names that `keras.initializers.get` also accepts.
 _BY_NAME: dict[str, Initializer] = {
     **{"zeros": Zeros(), "ones": Constant(1.0), "constant": Constant()},
     **{"uniform": RandomUniform(), "random_uniform": RandomUniform()},

@@ -280,7 +280,7 @@ class SaturationCallback(RanksCallback):
     """Counts training steps for an engine and ends its windows.
 
     `Slipstream.callback` creates it. Put it first in the list of callbacks. Only the steps of
-    `model.fit` count, not those of `evaluate` and `predict`. With `steps_per_execution` above 1, a
+    `model.fit` count. `evaluate` and `predict` do not count. With `steps_per_execution` above 1, a
     window ends with the execution that fills it. This class also does the work of `RanksCallback`.
     In a single process, a `keras.callbacks.BackupAndRestore` in the same `fit` also saves the state
     of the engine.

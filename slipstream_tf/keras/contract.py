@@ -51,7 +51,7 @@ def require_apply(apply: str | None, store: Any, layer: str) -> str:
 
 
 def reaching_rows(model: Any, optimizer: Any) -> Any:
-    """Makes an optimizer that needs all gradients at once receive those of rows.
+    """Converts an optimizer so that its settings also apply to rows.
 
     Only layers with `apply=None` are affected. If their optimizer has a setting such as
     `global_clipnorm` and is not built yet, it is converted in place to a `StepOptimizer`. The

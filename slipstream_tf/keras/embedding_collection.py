@@ -240,7 +240,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
         Assign a number to change it. The rate of an update also contains the factor by which the
         rates follow the optimizer of the dense layers (`SparseOptimizer.follow`). None means that
-        the tables have different rates: use `table(name).learning_rate`.
+        the tables have a schedule or different rates. Use `table(name).learning_rate` then.
         """
         return self.store.learning_rate
 
@@ -305,8 +305,9 @@ class EmbeddingCollection(keras.layers.Layer):
                 order. Keys are int64, other integers (uint64 keeps its bits) or texts, which are
                 hashed in the same way as by the readers.
             weights: A dictionary from feature name to a float32 weight per key, in the layout of
-                the keys. Features that are missing are unweighted. No gradient flows to the
-                weights.
+                the keys. The combiner "mean" then divides by the sum of the weights, and "sqrtn" by
+                the square root of the sum of their squares. Features that are missing are
+                unweighted. No gradient flows to the weights.
             training: Whether to create rows for new keys, count accesses and update rows.
             next_inputs: With `prefetch=True`, the inputs of the next training call, whose keys are
                 sent ahead (see `distributed.with_next`). Ignored without training. With None, the

@@ -233,7 +233,7 @@ class LossFeedback(_Mixin):
         """Returns the loss, with its gradient scaled by the relative batch size of this rank."""
         assert self._comm is not None
         notes = take_notes(given.get("x"), self._input_names())[1]
-        # If this step drops examples, the noted fraction does not apply.
+        # If this step drops examples, the batch is smaller than the note assumes.
         if SHARE in notes and self._thinner is None and self._comm.size > 1:
             return scale_loss_by(loss, tf.cast(tf.reduce_sum(notes[SHARE][:1]), loss.dtype))
         return scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)

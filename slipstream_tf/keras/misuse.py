@@ -87,7 +87,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
     (trained, read), steps = engine.batch_sizes, report.step
     if engine.comm.size > 1 or not trained or not read or report.examples_skipped:
         return
-    # Up to two batches may have been classified before training.
+    # `Slipstream.apply` itself classifies up to two batches before they are trained.
     if report.examples_seen > steps * trained + 2 * max(trained, read):
         _warn(
             f"The first window classified {report.examples_seen:,} examples, but its {steps} steps "

@@ -156,7 +156,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def ledger(self) -> Ledger:
-        """Savings of the finished windows by table; print it or call `to_dict`."""
+        """Counts of saved work in the finished windows; print it or call `to_dict`."""
         return Ledger(self.tracker.reports, self.settings)
 
     def report(self) -> RunReport:

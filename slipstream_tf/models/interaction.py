@@ -51,7 +51,8 @@ def _fold(square: tf.Tensor) -> tf.Tensor:
     """Packs the strictly lower triangles of [batch, n, n] into vectors."""
     count = square.shape[1]
     pairs = count * (count - 1) // 2
-    # Rows are taken from the start (row 0 has no pair) and, reading backwards, from the end.
+    # The first operand starts with row 1, because row 0 has no pair. `bottom` reads backward from
+    # the last row. In each row of the rectangle, the mask selects the entries of the triangle.
     flat = tf.reshape(square, [-1, count * count])
     bottom = tf.reverse(flat[:, count * count - pairs :], axis=[1])
     is_of_top = np.tril(np.ones((count // 2, count), bool)).reshape(1, -1)[:, :pairs]

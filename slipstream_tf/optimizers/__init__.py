@@ -39,13 +39,13 @@ __all__ = [
 
 _RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)
 NAMES = tuple(cls.rule for cls in _RULES)  # names that `get` accepts
-# Keras optimizers with updates that these classes reproduce exactly for the rows of a
-# batch, without moving other rows. The tuple names the settings that are copied.
+# Keras optimizers that the classes here reproduce exactly for the rows of a batch, without moving
+# other rows: the class, and the names of the settings to copy.
 _SAME_AS_KERAS = {
     "SGD": (SGD, ()),
     "Adagrad": (Adagrad, ("initial_accumulator_value", "epsilon")),
 }
-# Settings of Keras optimizers that the sparse optimizers do not support.
+# Settings of Keras optimizers that `get` rejects.
 _BEYOND = (
     *("momentum", "nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm"),
     *("use_ema", "loss_scale_factor", "gradient_accumulation_steps"),

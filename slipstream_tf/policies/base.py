@@ -8,7 +8,7 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 
 DEFAULT_SHARE = 0.3
-"""Default fraction of the hot examples that shall be skippable, from which the threshold T is
+"""Default fraction of the hot examples that should be skippable, from which the threshold T is
 computed. An example is hot if the engine tracks its keys, so that its score is finite."""
 
 
@@ -78,8 +78,8 @@ class Decisions:
     def initial_state(self) -> dict[str, Any]:
         """Returns the state of the policy in the first window.
 
-        The state contains values that the policy finds anew for each window, for example a
-        threshold: JSON-serializable values by name.
+        The state contains JSON-serializable values by name, which the policy computes for each
+        window, for example a threshold.
         """
         return {}
 
@@ -137,7 +137,7 @@ class Policy(Decisions):
 
     @property
     def key_share(self) -> float | None:
-        """Fraction of the hot examples that shall be skippable by the drift of their keys.
+        """Fraction of the hot examples that should be skippable by the drift of their keys.
 
         The engine computes the threshold T from it. None means that the policy does not depend on
         the saturation of keys.

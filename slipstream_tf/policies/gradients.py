@@ -131,7 +131,7 @@ class Interval:
 
     Args:
         steps: Maximum number of steps for which a gradient is deferred, at least 1.
-        share: Fraction of the hot examples (examples whose keys are all tracked) that shall have
+        share: Fraction of the hot examples (examples with only tracked keys) that should have
             only saturated keys, in (0, 1]. The threshold T follows from it. Defaults to 0.3, unless
             `Saturation(threshold=)` sets T.
     """
@@ -305,11 +305,11 @@ class MaskGradients(Policy):
     0.2
 
     Args:
-        share: Fraction of the hot examples (examples whose keys are all tracked) that shall have
+        share: Fraction of the hot examples (examples with only tracked keys) that should have
             only saturated keys, in (0, 1]. The threshold T follows from it. Defaults to 0.3, unless
             `Saturation(threshold=)` sets T.
-        decay_moments: Whether moments and velocities of rows with a masked gradient decay, as if
-            the gradient were 0.
+        decay_moments: Whether moments and velocities of rows with a masked gradient decay, as with
+            a gradient of 0. The values of such a row do not change.
     """
 
     share: float | None = None

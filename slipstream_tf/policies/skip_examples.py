@@ -29,7 +29,7 @@ class Score(Decisions):
         """
 
     def key_share(self, share: float) -> float | None:
-        """Returns the fraction of hot examples that shall be skippable by drift.
+        """Returns the fraction of hot examples that should be skippable by drift.
 
         Args:
             share: Fraction of the hot examples to skip.
