@@ -300,7 +300,7 @@ class Window:
     """Sets the length of windows, after which the engine decides.
 
     A window is a sequence of training steps. At its end, the engine measures the drift of each
-    tracked row (the distance from its snapshot, the copy at the last window's end), updates the
+    tracked row (the distance from its snapshot, the copy at the window's start), updates the
     threshold T, classifies keys with a drift below T as saturated, and takes new snapshots.
 
     Example:

@@ -78,28 +78,30 @@ class EmbeddingCollection(keras.layers.Layer):
     `call`. Under a tape, a layer that receives no `training` argument raises an error.
 
     **Where gradients are applied.** With `apply="backward"` the backward pass updates the rows,
-    before the gradients of other weights are known and even if the gradient of the anchor is not
-    requested. With `apply="step"` the tape returns the gradients of the rows as `tf.IndexedSlices`,
-    one per table, and the optimizer applies them: `slip.keras.StepOptimizer`. This is slower and
-    required for clipping, gradient accumulation, loss scaling and training of only the dense
-    layers. If none of these is active, both modes compute bitwise identical rows. With
-    `apply=None`, a `slip.keras.Model` or another model with `LossFeedback` selects `"step"` if its
-    optimizer requires it, and converts that optimizer to a `StepOptimizer`. Any other model raises
-    an error if a setting of its optimizer would not apply to the rows.
+    before the gradients of other weights are known. It does so whenever a gradient reaches the
+    layer, even if you request only the gradients of other layers. Set `layer.trainable = False` to
+    keep the rows as they are. With `apply="step"` the tape returns the gradients of the rows as
+    `tf.IndexedSlices`, one per table, and the optimizer, a `slip.keras.StepOptimizer`, applies
+    them. This is slower and required for clipping, gradient accumulation, loss scaling and training
+    of only the dense layers. If none of these is active, both modes compute bitwise identical rows.
+    With `apply=None`, a `slip.keras.Model` or another model with `LossFeedback` selects `"step"` if
+    its optimizer requires it, and converts that optimizer to a `StepOptimizer`. Any other model
+    raises an error if a setting of its optimizer would not apply to the rows.
 
     **Anchors.** TensorFlow runs the backward pass of a layer only if the layer depends on a
     trainable variable. Therefore the layer has a scalar weight `update_anchor`, or with
     `apply="step"` one anchor per table. Its value is 0 and remains 0 with every Keras optimizer.
-    With `apply="backward"` its gradient is 0 and must be computed, for example by
-    `tape.gradient(loss, model.trainable_variables)`.
+    With `apply="backward"` its gradient is 0. Request it with the other gradients, for example by
+    `tape.gradient(loss, model.trainable_variables)`, because TensorFlow can omit operations of a
+    graph that no requested gradient needs.
 
     **The weight `rows`.** `get_weights` and `set_weights` include the rows as a token, a scalar
     int64, which identifies a snapshot that this process stores (see `limit_snapshots`).
 
-    **Precision.** Gradients are float32. Rows and slots have the dtypes of `Table.storage`, by
-    default float32. The output has the compute dtype of the dtype policy (bfloat16 with
-    "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` also scale the gradients of rows
-    and therefore require `apply="step"`.
+    **Precision.** Gradients are float32. Rows and slots (optimizer values) have the dtypes of
+    `Table.storage`, by default float32. The output has the compute dtype of the dtype policy
+    (bfloat16 with "mixed_bfloat16"). "mixed_float16" and a `LossScaleOptimizer` also scale the
+    gradients of rows and therefore require `apply="step"`.
 
     **XLA.** The table ops run outside of XLA. `compile(jit_compile=True)` falls back to a plain
     `tf.function` with a Keras warning. A `tf.function(jit_compile=True)` must not contain the
@@ -113,7 +115,7 @@ class EmbeddingCollection(keras.layers.Layer):
         features: None creates one feature per table, with the name of the table. Alternatively, a
             dictionary from feature name to table name, or a sequence of `FeatureSpec`s, each with a
             separate combiner. Features may share a table.
-        store: `"native"` stores the tables in memory of the host. `"sok"` stores them on GPUs with
+        store: `"native"` stores the tables in the host's memory. `"sok"` stores them on GPUs with
             the Sparse Operation Kit of NVIDIA (tables of the HierarchicalKV library with `capacity`
             rows on each rank, always sharded; see `tables.SokEmbeddingStore`). Alternatively, a
             store object, for example a `distributed.ShardedStore`. A layer with a store object is

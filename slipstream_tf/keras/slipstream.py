@@ -44,9 +44,9 @@ class Slipstream(tf.train.experimental.PythonState):
 
     The engine divides training into windows of a few hundred steps. At the end of a window it
     measures the drift of the most accessed keys: the distance of a key's row from its copy at the
-    last window's end. A key is saturated if its drift is below a threshold T. The method is
-    described in Slipstream, arXiv 2404.04270. This project adds further policies. Connect three
-    parts of the training:
+    window's start. A key is saturated if its drift is below a threshold T. The method is described
+    in Slipstream, arXiv 2404.04270. This project adds further policies. Connect three parts of the
+    training:
 
     - The steps, with `callback` in `fit` or `step` in a custom loop. Without steps no window ends
       and no policy takes effect. A warning reports that.
@@ -204,6 +204,9 @@ class Slipstream(tf.train.experimental.PythonState):
           [batch].
         - With `max_auc_loss` or `DryRun(estimates_cost=True)`, the features include "skippable",
           bool [batch], and with multiple ranks "share_of_step", float32 [batch].
+
+        With `ForeseenLoss(pilot="model")` the training step drops examples. `apply` then drops and
+        adds nothing except "share_of_step".
 
         `ForeseenLoss` requires labels. Read the data in batches larger than `batch_size` then,
         because only a part of each batch is kept.
