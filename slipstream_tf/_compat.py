@@ -110,7 +110,7 @@ def keras_object(value: Any, module: str, base: str) -> tuple[str, dict[str, Any
 
 
 def dense_rate(optimizer: Any) -> Any:
-    """Returns the learning rate of a Keras optimizer, or None if it has none.
+    """Returns the learning rate of a Keras optimizer, or None.
 
     The result is a schedule, a variable or a function. An optimizer with an `inner_optimizer` has
     the learning rate of the inner optimizer.
@@ -171,10 +171,10 @@ def tell_batch_size(dataset: Any, size: int) -> Any:
 
 
 def _where_batches_are_made(dataset: Any, passing: set[str]) -> Any:
-    """Follows the inputs of a dataset backward to the dataset that creates its batches.
+    """Finds the dataset that creates the batches of a dataset.
 
-    The search passes over the transformations in `passing`. It ends at a dataset with an attached
-    batch size, or at any other transformation.
+    The search follows the inputs of `dataset` through the transformations in `passing`. It ends at
+    a dataset with an attached batch size, or at any other transformation.
     """
     while not hasattr(dataset, "_told_batch_size"):
         inputs = dataset._inputs() if _kind_of(dataset) in passing else []
@@ -261,7 +261,7 @@ def is_in_legacy_file() -> bool:
 
 
 def outermost_layer(layer: Any) -> Any:
-    """Returns the outermost layer of the current call, in which `layer` is called.
+    """Returns the outermost layer of the call in which `layer` is called.
 
     In `fit` it is the model. Keras layers have no pointer to their model, but Keras stores the
     entry layer of a call to propagate arguments such as `training`.

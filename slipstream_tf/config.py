@@ -156,7 +156,7 @@ class Storage:
         return Storage(self.dtype, self.slot_dtype)
 
     def rows_in_memory(self, dim: int, slots: int) -> int:
-        """Returns the number of rows that fit into `memory`, or 0 without a limit.
+        """Returns the number of rows that fit into `memory`; 0 without a limit.
 
         Args:
             dim: Number of values per row.
@@ -257,7 +257,7 @@ class Table:
 
     @property
     def eviction(self) -> str:
-        """Eviction order of a full table, `"lfu"` or `"lru"`; unused if it is unbounded."""
+        """Eviction order of a full table, `"lfu"` or `"lru"`; unused if unbounded."""
         return EVICTIONS[0] if self.retention is None else self.retention.eviction
 
     @property
@@ -433,10 +433,11 @@ class HotSet:
 
 @dataclasses.dataclass(frozen=True)
 class Saturation:
-    """Defines when a tracked key counts as saturated: its drift is below a threshold T.
+    """Defines when a tracked key counts as saturated.
 
-    It applies to `RowDrift`, `MaskGradients` and `DeferGradients(until=Interval())`. Without
-    policies, it applies to the reported states of keys.
+    A key is saturated if its drift is below a threshold T. The definition applies to `RowDrift`,
+    `MaskGradients` and `DeferGradients(until=Interval())`. Without policies, it applies to the
+    reported states of keys.
 
     Example:
 

@@ -157,7 +157,7 @@ class Hotline(_Mixin):
         return self.prediction(self.logits(dense, vectors, True))
 
     def _part_of_loss(self, y: Any, weights: Any, part: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-        """Returns the contribution of a part of the batch to its mean loss.
+        """Returns the contribution of some examples to a batch's mean loss.
 
         Args:
             y: Labels of the batch.

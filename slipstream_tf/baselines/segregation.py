@@ -156,7 +156,7 @@ def are_hot(keys: tf.Tensor, hot: Sequence[np.ndarray]) -> tf.Tensor:
 
 
 def _first_rows(batch: Any, full: int, is_end: tf.Tensor) -> tuple[Any, Any]:
-    """Splits off the first examples of a batch, as many as fill whole batches.
+    """Splits off the examples that fill whole batches.
 
     Args:
         batch: Structure of tensors [n, ...].

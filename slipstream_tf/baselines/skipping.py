@@ -12,7 +12,7 @@ from slipstream_tf.policies.skip_examples import Score
 
 @dataclasses.dataclass(frozen=True)
 class RowDrift(Score):
-    """Scores examples by the drift of their keys' rows, as in the paper.
+    """Scores examples by the drift of their rows, as in the paper.
 
     The drift of a row is the distance that it moved during the last window. The score of an example
     is the smallest value that at least a fraction `alpha` of its keys' drifts does not exceed. It

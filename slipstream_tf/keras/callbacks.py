@@ -240,7 +240,7 @@ class RanksCallback(AmongOthers):
         self._is_training = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Discards keys that `prefetch` sent ahead and the previous epoch did not use."""
+        """Discards prefetched keys that the previous epoch did not use."""
         self._forget_announced()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -316,7 +316,7 @@ class SaturationCallback(RanksCallback):
         self._writer: WindowWriter | None = None
 
     def __call__(self, log_dir: str | os.PathLike[str] | None = None) -> "SaturationCallback":
-        """Returns a new callback of the same engine that writes to a folder.
+        """Returns a callback of the same engine that writes to `log_dir`.
 
         Args:
             log_dir: Folder for TensorBoard events, as in the constructor.

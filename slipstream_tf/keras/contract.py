@@ -137,7 +137,7 @@ def refuse_scaled_gradients(optimizer: Any, policies: Sequence[Any]) -> None:
 
 
 def require_told_training(layer: Any, training: bool | None) -> None:
-    """Detects a layer whose rows are not trained although a tape is recording.
+    """Detects a layer that does not train although a tape is recording.
 
     The usual cause is a model without the argument `training` in its `call`, because `fit` passes
     `training` only to models with this argument. If the layer received False inside a model, the
@@ -194,9 +194,10 @@ def require_own_store(store: Any, tables: Sequence[Any], comm: Any, prefetch: bo
 
 
 def refuse_loss_scaling(policy: Any, layer: str) -> None:
-    """Raises ValueError if the dtype policy of the layer or of Keras is float16.
+    """Raises ValueError if a dtype policy computes in float16.
 
-    Such a policy requires loss scaling, which would also scale the gradients of rows.
+    The function checks the policies of the layer and of Keras. Such a policy requires loss scaling,
+    which would also scale the gradients of rows.
 
     Args:
         policy: The dtype policy of the layer.

@@ -141,7 +141,7 @@ class Embedding(EmbeddingCollection):
             return tf.identity(keys)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns a bool mask in the shape of the keys, False at padding.
+        """Returns a bool mask of the keys, False at padding.
 
         The result is None without `mask_zero`, and for keys that are ragged, sparse, symbolic or
         [batch].

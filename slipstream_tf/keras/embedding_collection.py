@@ -271,7 +271,7 @@ class EmbeddingCollection(keras.layers.Layer):
     def announced(
         self, dataset: tf.data.Dataset, get_keys: Callable[..., Any] | None = None
     ) -> tf.data.Dataset:
-        """Returns a dataset that loads the rows of each batch from disk in advance.
+        """Returns a dataset that loads rows from disk in advance.
 
         Use it in training and evaluation if tables store rows on disk (`Storage.spill`). For other
         tables it returns `dataset`. Put it last, followed by `.prefetch(2)`, so that the rows are

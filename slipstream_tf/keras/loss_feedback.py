@@ -230,7 +230,7 @@ class LossFeedback(_Mixin):
             return tf.identity(loss)
 
     def _scaled(self, loss: Any, given: dict[str, Any]) -> Any:
-        """Returns the loss, with its gradient scaled by the relative batch size of this rank."""
+        """Returns the loss, with its gradient scaled by the relative batch size."""
         assert self._comm is not None
         notes = take_notes(given.get("x"), self._input_names())[1]
         # If this step drops examples, the batch is smaller than the note assumes.

@@ -16,7 +16,7 @@ from slipstream_tf.keras.loss_feedback import LossFeedback
 
 
 def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
-    """Raises ValueError if an engine does not match the model or callbacks of a `fit`.
+    """Raises ValueError if an engine does not match its `fit`.
 
     Args:
         engine: The `Slipstream` of a callback.
@@ -132,7 +132,7 @@ _OWNERS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 
 def take_over(engine: Any, store: Any) -> None:
-    """Registers an engine as the only engine that may track the tables of a store.
+    """Registers an engine as the only tracker of a store's tables.
 
     An engine that tracked them before is replaced; see `require_owner`.
     """
@@ -141,7 +141,7 @@ def take_over(engine: Any, store: Any) -> None:
 
 
 def require_owner(engine: Any, store: Any) -> None:
-    """Raises ValueError if a later engine has been created for tables of the store."""
+    """Raises ValueError if a later engine tracks tables of the store."""
     if any(_OWNERS[part]() is not engine for part in store.parts):
         allowed = "the Slipstream that was made last for these tables: both would set what they do"
         raise invalid("slipstream", "one that was made before another", "a step", allowed)

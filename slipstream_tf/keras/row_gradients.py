@@ -34,7 +34,7 @@ class Anchor(NamedTuple):
 
 
 def anchor_of(variable: Any) -> Anchor | None:
-    """Returns the description of an anchor, or None for any other Keras variable."""
+    """Returns the description of an anchor; None for any other variable."""
     return getattr(variable, "slipstream_anchor", None)
 
 
@@ -248,7 +248,7 @@ class StoreGradients:
         return tf.sqrt(squares + _LEAST_SQUARE)
 
     def _squares(self) -> tf.Tensor | None:
-        """Returns the squared norm of each table, float32 [tables], if it is already known.
+        """Returns the squared norm per table, float32 [tables], if known.
 
         The ops that collect or merge gradients compute these norms as well. The result is None if a
         gradient was modified since, or if its keys may be repeated.

@@ -39,7 +39,7 @@ _ALLOWED = (
 
 
 class _Snapshot:
-    """A copy of the contents of a store, in memory or in a temporary folder.
+    """A copy of a store's contents, in memory or in a folder.
 
     Args:
         arrays: The result of `export_state`.
@@ -65,7 +65,7 @@ class _Snapshot:
 
 
 class _Token(np.ndarray):
-    """A token, int64 [], that keeps its snapshot in memory, as do its NumPy copies."""
+    """A token, int64 [], that keeps its snapshot, as do NumPy copies."""
 
     _snapshot: _Snapshot | None
 
@@ -102,7 +102,7 @@ class _Snapshots:
         return token
 
     def put_back(self, store: Any, value: Any, place: str) -> None:
-        """Restores a store from a token. The store keeps its present learning rates.
+        """Restores a store, except its learning rates, from a token.
 
         Args:
             store: The store.

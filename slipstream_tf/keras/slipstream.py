@@ -156,7 +156,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def ledger(self) -> Ledger:
-        """Counts of saved work in the finished windows; print it or call `to_dict`."""
+        """Counts of saved work; print it or call `to_dict`."""
         return Ledger(self.tracker.reports, self.settings)
 
     def report(self) -> RunReport:
@@ -416,7 +416,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     @property
     def policies(self) -> Mapping[str, UpdatePolicy]:
-        """The `UpdatePolicy` of each tracked table in the current window, by table name."""
+        """The current `UpdatePolicy` of each tracked table, by table name."""
         return self.tracker.policies
 
     def state(self) -> dict[str, Any]:

@@ -220,7 +220,7 @@ class _AppliesRows(_Mixin):
 
 
 class _Buffer:
-    """Accumulated gradients of a table: keys and gradients of any number of rows."""
+    """Accumulated gradients of a table, for any number of rows."""
 
     def __init__(self, dim: int):
         """Creates an empty buffer for gradients of `dim` values."""
@@ -358,7 +358,7 @@ def _clip_norms(
 def _clip_values(
     optimizer: Any, grads: Sequence[Any], parts: Sequence[StoreGradients]
 ) -> tuple[list[Any], list[Any]]:
-    """Clips gradients by value: Keras clips the gradients of rows like other gradients.
+    """Clips gradients by value, including the gradients of rows.
 
     Without a clipping setting, Keras returns the gradients unchanged. The arguments and results are
     the same as in `_clip_norms`, without `one_by_one`.

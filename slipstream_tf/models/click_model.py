@@ -46,7 +46,7 @@ def require_widths(
 
 
 def require_dropout(dropout: float, place: str) -> float:
-    """Returns `dropout` as a float; raises ValueError unless it is in [0, 1)."""
+    """Returns `dropout` as a float; raises ValueError outside of [0, 1)."""
     require_number("dropout", dropout, minimum=0.0, maximum=1.0, place=place)
     if dropout == 1.0:
         raise invalid("dropout", dropout, place, "a number >= 0 and < 1")
@@ -70,7 +70,7 @@ def side_by_side(dense: Any, vectors: Any) -> tf.Tensor:
 
 
 def penalty_of(l2: float) -> Any:
-    """Returns a Keras regularizer with factor `l2`, or None if `l2` is 0."""
+    """Returns a Keras regularizer with factor `l2`; None for 0."""
     return keras.regularizers.L2(l2) if l2 else None
 
 
@@ -292,7 +292,7 @@ class ClickModel(LossFeedback, keras.Model):
         self.output_layer.bias.assign([math.log(base_rate / (1.0 - base_rate))])
 
     def mlp(self, name: str, widths: Sequence[int], inputs: int, **options: Any) -> MLP:
-        """Returns a built `MLP` with the `batch_norm`, `l2` and dtype of the model.
+        """Returns a built `MLP` with the model's `batch_norm`, `l2` and dtype.
 
         Args:
             name: Name of the layer.

@@ -243,7 +243,7 @@ class TBSM(DotsModel):
         return self.prediction(logits)
 
     def _step_vectors(self, dense: Any, vectors: Any, training: bool | None) -> Any:
-        """Returns the vector of each step, of length 1, [batch * steps, width].
+        """Returns step vectors of length 1, [batch * steps, width].
 
         Args:
             dense: Numeric features, [batch, steps, dense_features], or None.

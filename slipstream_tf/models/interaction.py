@@ -72,7 +72,7 @@ def _unfold(pairs: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def pair_order(count: int) -> list[tuple[int, int]]:
-    """Returns the pairs (i, j), i > j, in the order of `pairwise_dots`.
+    """Returns pairs (i, j), i > j, in the order of `pairwise_dots`.
 
     Args:
         count: Number of vectors n, at least 2.
@@ -135,7 +135,7 @@ class TimeAttention(keras.layers.Layer):
         self.heads = heads
 
     def build(self, scored_shape: Any, steps_shape: Any = None) -> None:
-        """Creates the matrices of the heads for a scored step of shape [batch, width]."""
+        """Creates the heads' matrices for a scored step [batch, width]."""
         width = scored_shape[-1]
         shape = (self.heads, width, width)
         normal = keras.initializers.RandomNormal(0.0, (2.0 / (2 * width)) ** 0.5)

@@ -156,7 +156,11 @@ class SparseOptimizer:
         return np.zeros(0, np.float32)
 
     def slots_per_row(self, dim: int) -> int:
-        """Returns the number of slots (optimizer values) of a row of `dim` values."""
+        """Returns the number of slots (optimizer values) of a row.
+
+        Args:
+            dim: Number of values of the row.
+        """
         return self.initial_slots(dim).size
 
 

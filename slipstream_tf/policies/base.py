@@ -137,7 +137,7 @@ class Policy(Decisions):
 
     @property
     def key_share(self) -> float | None:
-        """Fraction of the hot examples that should be skippable by the drift of their keys.
+        """Fraction of the hot examples that should be skippable by drift.
 
         The engine computes the threshold T from it. None means that the policy does not depend on
         the saturation of keys.

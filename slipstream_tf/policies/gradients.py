@@ -32,7 +32,7 @@ MOVEMENT_OF_UNKNOWN_RATE = 0.005
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """Defers the gradients of a row until their sum would move it by a distance.
+    """Defers a row's gradients until their sum would move it far enough.
 
     This is error feedback with a bound: as long as the optimizer would change each value of the row
     by less than `distance`, the sum stays deferred.
@@ -281,7 +281,7 @@ class DeferGradients(Policy):
 
 
 def _rows_with_slack(num_rows: int) -> int:
-    """Returns the limit at which every row of a table may be deferred.
+    """Returns the limit at which every row may be deferred.
 
     A native table divides the limit evenly among its shards, but keys fill the shards unevenly.
     Therefore the limit allows each shard its mean number of rows plus four standard deviations,

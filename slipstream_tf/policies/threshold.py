@@ -39,7 +39,7 @@ def fixed_threshold(threshold: float) -> ThresholdResult:
 def find_threshold(
     scores: Any, target_skip: float, max_threshold: float | None = None
 ) -> ThresholdResult:
-    """Finds T so that at most the target fraction of scores is below T.
+    """Finds T with at most the target fraction of scores below.
 
     Let n be the number of finite scores in ascending order and k = floor(target_skip * n). T is the
     score at index k, so that examples tied with T are not skipped. For k = n, T is the smallest
@@ -102,12 +102,12 @@ def find_thinning(scores: Any, kept: float, floor: float) -> float:
 
 
 def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | None:
-    """Estimates the training value of a dropped example, relative to a random example.
+    """Estimates the training value of a dropped example.
 
     If examples are kept with probability q and weighted by 1 / q, the variance of the gradient is
     as large as with a random fraction sum(s^2) / sum(s^2 / q) of all examples, where s is the score
     |label - prediction| (Fithian & Hastie, 2014). The value is the lost fraction, 1 minus this
-    fraction, divided by the fraction of dropped examples.
+    fraction, divided by the fraction of dropped examples. It is 1 for random dropping.
 
     Args:
         scores: float32 [n], at least 0, scores of sampled examples.
