@@ -14,10 +14,11 @@ from slipstream_tf.policies.skip_examples import Score
 class RowDrift(Score):
     """Scores examples by the drift of their rows, as in the paper.
 
-    The drift of a row is the distance that it moved during the last window. The score of an example
-    is the smallest value that at least a fraction `alpha` of its keys' drifts does not exceed. It
-    is infinite if too few of these keys are tracked. Therefore `SkipExamples` skips examples with
-    saturated keys (arXiv 2404.04270).
+    The drift of a row is the distance that it moved during the last window. With `alpha=1`, the
+    score of an example is the largest drift of its keys. With a smaller `alpha`, it is the smallest
+    drift that at least this fraction of its keys does not exceed. The score is infinite if too few
+    of the keys are tracked. Therefore `SkipExamples` skips examples with saturated keys (arXiv
+    2404.04270).
 
     Note: this is a baseline. In all measurements, random skipping was at least as good at equal
     cost.

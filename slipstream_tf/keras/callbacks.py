@@ -131,9 +131,10 @@ class RanksCallback(AmongOthers):
     At the start, it broadcasts the floating-point weights of the model and the learning rates of
     the tables from rank 0. A model with `LossFeedback` then scales its loss, so that the averaged
     gradients are correct for batches of different sizes. `Slipstream.callback` includes this
-    callback. Use this class for a `fit` without an engine. Every rank must
-    pass the same number of batches to `fit`, see `distributed.even_ends`. With one rank, it only
-    applies the deferred gradients of a `VariableStore` at the end of each epoch.
+    callback. Use this class for a `fit` without an engine. Every rank must pass the same number of
+    batches to `fit`, see `distributed.even_ends`. With one rank, the callback only applies the
+    deferred gradients of a `VariableStore` at the end of each epoch and logs the learning rates of
+    the tables.
 
     Put it first in the list of callbacks. At the end of an epoch, later callbacks receive:
 
