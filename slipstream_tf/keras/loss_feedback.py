@@ -40,9 +40,10 @@ class LossFeedback(_Mixin):
     """A mixin for `keras.Model` that records the loss of each training example.
 
     Put it first in the list of base classes. `slip.keras.Model` includes it. Losses are recorded
-    for `max_auc_loss` and estimates of cost, which require a single output with binary
-    cross-entropy. `Slipstream.apply` adds notes to the features. The mixin removes them before
-    `call`, while `train_step` and `compute_loss` receive them.
+    only in a `fit` with `slipstream.callback` and `max_auc_loss` or `DryRun(estimates_cost=True)`,
+    which require a single output with binary cross-entropy. `Slipstream.apply` adds notes, such as
+    "skippable", to the features. `train_step` and `compute_loss` receive the notes. The mixin
+    removes them before `call`.
 
     A custom `train_step` records the losses if it calls `self.compute_loss(x=x, ...)`. Otherwise,
     call `self.record_losses(x, losses, y)`.
