@@ -55,8 +55,8 @@ def delta(
     `model.weights` keep their exported values. For an `EmbeddingCollection`, the delta contains
     only rows.
 
-    Compute the next delta since the SavedModel that this delta was applied to, or since a token
-    from the same moment.
+    For the next delta, pass as `since` the SavedModel to which this delta was applied, or a token
+    that was taken together with this delta.
 
     With multiple ranks, call this function on all ranks. Rank 0 compares and writes.
 
@@ -81,7 +81,8 @@ def delta(
 
     Raises:
         ValueError: If `since` is neither an export nor a token, its tables differ from the
-            model's, its rows were rounded, or `path` is not empty.
+            model's, its rows were rounded, or `path` is a file or a folder that is not empty.
+        RuntimeError: On the other ranks, if rank 0 failed.
     """
     now = collect(model, keys)
     on_rank_zero(model, lambda: _write(model, now or [], path, since), f"write {os.fspath(path)}")
@@ -151,7 +152,8 @@ def apply_delta(
 
     Args:
         saved_model_path: Folder that `saved_model` or `apply_delta` wrote.
-        delta_path: Folder that `delta` wrote since the state of this SavedModel.
+        delta_path: Folder that `delta` wrote. Its `since` must have been this SavedModel, or a
+            token with the same rows.
         output: Folder of the updated SavedModel. It must not exist or must be empty. Use it if the
             serving system expects one folder per version. None updates the SavedModel in place:
             the folder does not exist for a moment between two renames.
@@ -249,7 +251,12 @@ class Changes:
 
 
 def changes(before: TableRows, now: TableRows) -> Changes:
-    """Finds the rows with different bits. -0.0 and 0.0 are different."""
+    """Compares two copies of a table bit by bit; 0.0 and -0.0 differ.
+
+    Args:
+        before: The earlier copy.
+        now: The current copy of the same table.
+    """
     _, there, here = np.intersect1d(before.keys, now.keys, assume_unique=True, return_indices=True)
     is_changed = np.ones(now.keys.size, bool)
     old, new = before.rows.view(np.int32), now.rows.view(np.int32)
@@ -259,7 +266,13 @@ def changes(before: TableRows, now: TableRows) -> Changes:
 
 
 def changed(before: TableRows, by: Changes, step: int) -> TableRows:
-    """Returns the table after the changes."""
+    """Returns a table after changes.
+
+    Args:
+        before: The table before the changes.
+        by: The changes.
+        step: Number of updates of the table after the changes.
+    """
     gone = np.concatenate([by.keys, by.removed])
     stays = ~np.isin(before.keys, gone, assume_unique=True)
     keys = np.concatenate([before.keys[stays], by.keys])
@@ -269,7 +282,13 @@ def changed(before: TableRows, by: Changes, step: int) -> TableRows:
 
 
 def write_changes(path: Path, found: Changes, step: int) -> None:
-    """Writes the changes of a table, labeled with its update step."""
+    """Writes the changes of a table to a Parquet file.
+
+    Args:
+        path: Path of the file.
+        found: The changes.
+        step: Number of updates of the table. It is written next to every key.
+    """
     dim = found.rows.shape[1]
     group = max(1, _VALUES_PER_GROUP // dim)
     with pq.ParquetWriter(path, _SCHEMA) as writer:
@@ -290,6 +309,10 @@ def _write_group(writer: pq.ParquetWriter, keys: np.ndarray, rows: pa.Array, ste
 
 def read_changes(path: Path, dim: int) -> Changes:
     """Reads a file that `write_changes` wrote.
+
+    Args:
+        path: Path of the file.
+        dim: Expected number of values per row.
 
     Raises:
         ValueError: If the file is missing or damaged, or its rows do not have length `dim`.

@@ -3,7 +3,7 @@
 All ranks take part in reading rows. Rank 0 receives them as arrays. An export contains:
 
 ```text
-FOLDER/saved_model.pb                  the graph, which never changes
+FOLDER/saved_model.pb                  the graph, which deltas do not change
 FOLDER/variables/variables.*           keys and rows of tables, weights of the other layers
 FOLDER/assets.extra/slipstream_tf.json the manifest, which serving systems ignore
 ```
@@ -91,7 +91,8 @@ def token(model: Any, keys: Mapping[str, Any] | None = None) -> Token:
         A token. Pass it to `delta` as `since`.
 
     Raises:
-        ValueError: If the model has no `EmbeddingCollection`, or `keys` names an unknown table.
+        ValueError: If the model has no `EmbeddingCollection`, or `keys` names an unknown table or
+            contains keys that are not integers [n].
     """
     return Token(tuple(collect(model, keys) or ()))
 
@@ -116,7 +117,10 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def weights_of(model: Any) -> list[Any]:
-    """Returns the model's weights as `tf.Variable`, without placeholders of table rows."""
+    """Returns the weights of the other layers as a list of `tf.Variable`.
+
+    Keras weights that only represent the rows of a table are left out.
+    """
     return [
         _compat.tensorflow_variable(weight)
         for weight in model.weights
@@ -151,13 +155,14 @@ def collect(model: Any, keys: Mapping[str, Any] | None) -> list[TableRows] | Non
     Args:
         model: A model or layer.
         keys: The keys to copy, as a mapping from table name to int64 [n]. Tables that are not named
-            are copied completely, all tables if None.
+            are copied completely. None copies all tables completely.
 
     Returns:
-        The tables in order, or None on ranks other than 0.
+        The tables in the order of the layers and their tables, or None on ranks other than 0.
 
     Raises:
-        ValueError: See `token`.
+        ValueError: If the model has no `EmbeddingCollection`, or `keys` names an unknown table or
+            contains keys that are not integers [n].
     """
     named = table_names(layers_of(model))
     wanted = {name: _wanted(name, some) for name, some in (keys or {}).items()}
@@ -215,7 +220,7 @@ def on_rank_zero(model: Any, work: Callable[[], None], what: str) -> None:
     """Runs a function on rank 0 while the other ranks wait.
 
     Args:
-        model: A model or layer.
+        model: A model or layer. Its stores determine the ranks.
         work: The function to run on rank 0.
         what: Description such as `"write PATH"`, for the error on the other ranks.
 
@@ -231,14 +236,16 @@ def on_rank_zero(model: Any, work: Callable[[], None], what: str) -> None:
 FORMAT = 1
 _MANIFEST = Path("assets.extra") / "slipstream_tf.json"
 _VARIABLES = Path("variables") / "variables"
-# Last part of a variable's name in the checkpoint of a SavedModel; the path to it precedes.
+# TensorFlow appends it to the object path of each variable, for example "tables/0/keys".
 _VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
 def table_entry(table: TableRows, rows_dtype: str | None = None) -> dict[str, Any]:
     """Returns the manifest entry of a table.
 
-    `rows_dtype` is None if the rows have the table's dtype.
+    Args:
+        table: The exported rows.
+        rows_dtype: Dtype of the rows in the SavedModel. None means the table's dtype.
     """
     return {
         "rows_dtype": rows_dtype,
@@ -255,7 +262,9 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Returns the manifest of a SavedModel or a delta.
 
-    Without `weights`, the manifest has no entry for weights.
+    Args:
+        tables: Entries from `table_entry`.
+        weights: Entries from `weight_entries`. None for the delta of a layer, which has no weights.
     """
     manifest = {"format": FORMAT, "slipstream_tf": __version__, "tables": tables}
     return manifest if weights is None else {**manifest, "weights": weights}
@@ -298,6 +307,9 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
 def read_rows(path: Path) -> list[TableRows]:
     """Reads a SavedModel's keys and rows without loading its graph.
 
+    Returns:
+        The tables in the order of the manifest. Rows of a narrower dtype are converted to float32.
+
     Raises:
         ValueError: If `saved_model` did not write the folder.
     """
@@ -328,10 +340,12 @@ def write_updated(
         source: Folder of the SavedModel.
         target: Folder of the copy. It must not exist.
         tables: All tables, in the order of the manifest.
-        weights: All weights, in order. None keeps the weights of the source.
+        weights: New values of the other layers' weights, in the order of the manifest. None keeps
+            the values of the source.
         manifest: Manifest of the copy.
     """
-    # The fingerprint covers the replaced variables. Loaders accept a SavedModel without one.
+    # The fingerprint would not match the replaced variables. Loaders accept a SavedModel without a
+    # fingerprint.
     left_out = shutil.ignore_patterns("variables", "fingerprint.pb", _MANIFEST.name)
     shutil.copytree(source, target, ignore=left_out)
     reader = tf.train.load_checkpoint(str(source / _VARIABLES))
@@ -358,6 +372,10 @@ def _name(*parts: Any) -> str:
 
 def require_new(path: str | os.PathLike[str], what: str) -> Path:
     """Returns the path if a new folder can be written there.
+
+    Args:
+        path: The path to check.
+        what: Name of the calling function, for the error.
 
     Raises:
         ValueError: If the path is a file or a folder that is not empty.

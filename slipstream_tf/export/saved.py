@@ -58,8 +58,8 @@ def saved_model(
     With multiple ranks, call this function on all ranks. Rank 0 collects the rows of sharded
     tables, writes the files, and must have enough memory for all rows.
 
-    Note: the export needs about four times the memory of the rows, and additional memory for one
-    copy of the slots.
+    Note: rank 0 needs about four times the memory of the rows for the export, and additional memory
+    for one copy of the optimizer slots.
 
     Example:
 
@@ -82,20 +82,21 @@ def saved_model(
             had never been trained. If multiple layers have a table of the same name, use
             `"layer/table"`.
         signature: The model's input specs (`tf.TensorSpec`, ragged or sparse), nested like its
-            inputs, or an example batch. The batch dimension of the specs of an example batch is
-            set to None. Defaults to the model's `input_signature()` (the click models have this
-            method: one number per dense feature and one key per categorical feature), else to the
-            model's symbolic inputs.
+            inputs, or an example batch. The exported function accepts any batch size for dense
+            specs and for an example batch. Defaults to the model's `input_signature()` (the click
+            models have this method: one number per dense feature and one key per categorical
+            feature), else to the model's symbolic inputs.
         rows_dtype: Dtype of the exported rows: `"float32"`, `"bfloat16"`, `"float16"`, or
             `"int8"` with one scale per row. Lookups return float32 in all cases. Defaults to
-            the dtype of each table (`Storage.dtype`). Note: another dtype rounds the rows.
-            A delta can neither be computed from nor applied to a rounded SavedModel.
+            the dtype of each table (`Storage.dtype`). Note: a dtype other than the table's rounds
+            the rows. A delta can neither be computed from nor applied to a rounded SavedModel.
 
     Raises:
         ValueError: If `rows_dtype` is not supported, the model has no embedding tables, its inputs
-            are unknown, `keys` names an unknown table, or `path` is not empty. Also if the graph
-            contains ops of this package, because the model's `call` is a `tf.function` that was
-            traced before.
+            are unknown, `keys` names an unknown table, or `path` is a file or a folder that is not
+            empty. Also if the graph contains ops of this package, because the model's `call` is a
+            `tf.function` that was traced before.
+        RuntimeError: On the other ranks, if rank 0 failed.
     """
     if rows_dtype is not None:
         require_choice("rows_dtype", rows_dtype, (*ROW_DTYPES, "int8"), "saved_model")
@@ -143,7 +144,10 @@ def _write(
 
 @contextlib.contextmanager
 def _served_by(model: Any, served: list[ServedTable]) -> Iterator[None]:
-    """Gives the model's layers serving stores while it is traced."""
+    """Returns a context in which the model's layers look up rows in served tables.
+
+    The model is traced in this context. At its end the layers get their stores back.
+    """
     layers = rows.layers_of(model)
     of_layer: dict[int, list[ServedTable]] = {id(layer): [] for layer in layers}
     for (layer, _, _), table in zip(rows.table_names(layers), served, strict=True):
@@ -171,7 +175,10 @@ def _refuse_own_ops(traced: Any) -> None:
 
 
 def _track_rest(root: Any, model: Any, traced: Any) -> None:
-    """Tracks the graph's other variables and the user's lookup tables."""
+    """Makes the SavedModel contain all other variables and lookup tables of the model.
+
+    `root.others` holds variables that are not in `model.weights`.
+    """
     known = {v.ref() for v in root.weights}
     known |= {v.ref() for table in root.tables for v in table.variables_by_name().values()}
     root.others = [v for v in traced.graph.variables if v.ref() not in known]
@@ -194,12 +201,13 @@ def resolve(model: Any, signature: Any) -> Any:
             and sequential models).
 
     Returns:
-        `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec` with a batch dimension of
-        None, nested like the model's inputs.
+        `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`, nested like the model's
+        inputs. The batch dimension of dense specs and of tensors in an example is None. Ragged and
+        sparse specs, and the specs from `input_signature()`, are returned unchanged.
 
     Raises:
         ValueError: If the model does not define its inputs, or a leaf is neither a spec nor a
-            tensor.
+            tensor with a batch dimension.
     """
     if signature is None:
         if callable(getattr(model, "input_signature", None)):
@@ -231,7 +239,12 @@ def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[
 
     Leaves have the order of `tf.nest.flatten`. A name consists of the keys and indices on the path
     to the leaf, joined by `"_"`. Characters other than letters, digits and `"_"` are replaced by
-    `"_"`. The prefix is prepended if the name is empty or starts with a digit.
+    `"_"`.
+
+    Args:
+        structure: Dictionaries, lists and tuples of leaves.
+        prefix: Start of a name that would be empty or start with a digit.
+        path: Keys and indices from the root to `structure`.
     """
     if isinstance(structure, Mapping):
         for key in sorted(structure):
@@ -246,9 +259,12 @@ def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[
 
 
 def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
-    """Returns the input specs of the flat signature, by name.
+    """Returns the specs of the signature `"serving_default"`, by input name.
 
-    A composite input has one entry for each of its component tensors.
+    A ragged or sparse input has one entry for each of its component tensors.
+
+    Args:
+        specs: The specs of the model's inputs, from `resolve`.
 
     Raises:
         ValueError: If two inputs would have the same name.
@@ -266,7 +282,12 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
 
 
 def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
-    """Packs the tensors of a flat signature into the model's input structure."""
+    """Packs named tensors into the model's input structure.
+
+    Args:
+        specs: The specs of the model's inputs, from `resolve`.
+        flat: A tensor for each name in `flat_specs(specs)`.
+    """
     tensors = iter(flat[name] for name in flat_specs(specs))
 
     def next_of(spec: Any) -> Any:
@@ -283,7 +304,7 @@ def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
     """Returns the model's outputs by name.
 
-    A ragged output has two entries: flat values and row splits.
+    A ragged output has two entries: `"NAME"` (flat values) and `"NAME_row_splits"`.
     """
     flat = {}
     for name, output in leaves(outputs, "outputs"):

@@ -105,13 +105,21 @@ def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str
 
 
 def decoded(rows: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
-    """Inverts `encoded` up to rounding, without the row of absent keys."""
+    """Returns float32 [n, dim] rows from the results of `encoded`.
+
+    The row of absent keys is dropped. Rounding by `encoded` is not undone.
+    """
     values = rows[1:].astype(np.float32)
     return values if scales is None else values * scales[1:, np.newaxis]
 
 
 def _rounded(config: Table, values: Any) -> Any:
-    """Rounds initial values to the table's dtype, for NumPy arrays and tensors."""
+    """Rounds initial values to the precision of the table's dtype; returns float32.
+
+    Args:
+        config: Configuration of the table.
+        values: A float32 array or tensor.
+    """
     if config.storage.dtype == "float32":
         return values
     dtype = tf.as_dtype(config.storage.dtype)
@@ -214,12 +222,14 @@ def pooled(
     Args:
         packed: Keys of the batch.
         feature: Index of the feature.
-        combiner: `"sum"`, `"mean"` or `"sqrtn"`. A bag with a divisor of 0 returns zeros. None
-            returns the rows without pooling.
+        combiner: `"sum"`, `"mean"` (divides by the sum of the weights) or `"sqrtn"` (divides by the
+            root of the sum of the squared weights). A bag for which the divisor is 0, for example
+            an empty bag, returns zeros. None returns the rows without pooling.
         gather: Maps int64 [n] keys to float32 [n, dim] rows.
 
     Returns:
-        float32 [batch, dim], or [keys, dim] without a combiner.
+        float32 [batch, dim]. Without a combiner [number of keys, dim], where padding keys return
+        zeros.
     """
     keys, row_splits, weights = packed.of(feature)
     is_key = packed.is_key(feature)
@@ -258,7 +268,7 @@ def _pooled_ragged(
     combiner: str,
     gather: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Pools int64 [total] keys by row splits [batch + 1].
+    """Pools `bags`, a pair of keys int64 [total] and row splits [batch + 1].
 
     Only keys with a True value in bool [total] `is_key` count.
     """
