@@ -87,7 +87,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The layout of arrays with the same length and block boundaries.
+    """The layout of a group: arrays ("columns") of the same length.
 
     Attributes:
         rows: The length of the arrays.
@@ -243,6 +243,12 @@ class ArrayFile:
     def blocks(self, group: str) -> Iterator[Arrays]:
         """Yields a group block by block, after checking each checksum.
 
+        Args:
+            group: The name of the group.
+
+        Yields:
+            Column -> array [rows of the block, ...].
+
         Raises:
             CheckpointError: If the group is missing or a block is damaged.
         """
@@ -262,7 +268,10 @@ class ArrayFile:
                 yield _split(content, layout, rows)
 
     def read(self, group: str) -> Arrays:
-        """Returns the complete arrays of a group.
+        """Returns the complete arrays of a group by column name.
+
+        Args:
+            group: The name of the group.
 
         Raises:
             CheckpointError: If the group is missing or a block is damaged.

@@ -4,9 +4,13 @@ The manifest of a checkpoint identifies incomplete checkpoints and damaged files
 
     DIRECTORY/checkpoint-000007/manifest.json
                                 rank-0/state.index, state.data-...   the tf.train.Checkpoint
-                                rank-0/table-000, table-001, ...     rows, slots, counts, gradients
-                                rank-0/table-000-before-0, ...       unchanged rows, earlier files
-                                rank-0/engine                        the saturation engine
+                                rank-0/table-000, table-001, ...     rows, slots, access counts and
+                                                                     deferred gradients of a table
+                                rank-0/table-000-before-0, ...       files of earlier checkpoints
+                                                                     with the unchanged rows
+                                rank-0/table-000-rows-NAME, ...      rows that spill to disk
+                                rank-0/engine                        the saturation engine and the
+                                                                     learning rates of the tables
                                 rank-0/own.index, own.data-...       state of this rank only
                                 rank-1/...
 """
@@ -51,7 +55,7 @@ class Engine(Protocol):
         """Raises ValueError if `restore` cannot use the states of the ranks."""
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restores the states that `state` returned on each rank."""
+        """Restores a state from the results of `state` on all ranks that saved, rank 0 first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +74,7 @@ class SavedJob:
         world_size: The number of ranks that saved it.
         placement: "replicated", "sharded", or "spread" for tables in SOK.
         position: The position in the input that this rank passed to `save`. None if it passed none,
-            or if fewer ranks saved the checkpoint.
+            or if the job that saved the checkpoint had so few ranks that this rank did not exist.
         rng: The state of random numbers that this rank passed to `save`. None in the same cases.
     """
 
@@ -94,8 +98,8 @@ class JobCheckpoints:
     With the same number of ranks, training continues as if it had not been interrupted. Deferred
     gradients are saved, not flushed. With another number of ranks,
 
-    - the deferred gradients of a rank move to another rank.
-    - the window's sample of examples is drawn again.
+    - deferred gradients can move to another rank.
+    - the engine draws its sample of the window's examples again.
     - the replicas of sharded tables start empty, together with their access counts, from which the
       next hot set is selected.
     - the state in `own` is not restored.
@@ -110,9 +114,10 @@ class JobCheckpoints:
     that share it. All rows are written
 
     - in the first checkpoint, after a failed one and after `restore`.
-    - after eight files with changes, or when these have more rows than the first file.
-    - if all rows decay in each step, if more rows were removed than the table contains, or if the
-      file system does not support hard links.
+    - after eight files with changes, or when these files together have more rows than the file with
+      all rows.
+    - if the optimizer decays or penalizes all rows in each step, if more rows were removed than the
+      table contains, or if the file system does not support hard links.
 
     One rank writes the rows of a replicated table. The access counts of the other ranks and of
     replicas are written completely. Rows of tables that spill to disk are written to their spill
@@ -305,7 +310,12 @@ class JobCheckpoints:
         return together(self._comm, work, self._names.of("done"), what)
 
     def _begin(self) -> list[Any]:
-        """Returns name, identity and writers of tables, on rank 0."""
+        """Creates the staging folder on rank 0.
+
+        Returns:
+            The name and the identity of the new checkpoint, and the writer of each replicated
+            table. [] on other ranks.
+        """
         if self._comm.rank > 0:
             return []
         writers = self._writers
@@ -315,7 +325,10 @@ class JobCheckpoints:
         return [writing.stage(self._directory), uuid.uuid4().hex, writers]
 
     def _own_parts(self, manifest: Manifest) -> list[str]:
-        """Returns the prefix of this rank's `own` files, if needed."""
+        """Returns a list with the prefix of this rank's `own` files.
+
+        The list is empty if the checkpoint has no such files, or if they must not be restored.
+        """
         own = f"rank-{self._comm.rank}/own"
         is_there = any(name.startswith(f"{own}.") for name in manifest.files)
         is_wanted = self._own is not None and manifest.world_size == self._comm.size

@@ -32,15 +32,15 @@ class Manifest:
     """The metadata and the files of a checkpoint.
 
     Attributes:
-        checkpoint: The identity of the checkpoint. Its files repeat it, so that files of two
-            checkpoints are never mixed.
+        checkpoint: The identity of the checkpoint, a random string. The files of its tables and
+            engine repeat it, so that files of two checkpoints are never mixed.
         step: The number of trained steps.
         world_size: The number of ranks that saved it.
         placement: "replicated", "sharded", or "spread" for tables in SOK.
         tables: An entry per table: "name", "dim", "dtype", "slots" (values per row), "rule" (the
             class name of the update rule, or None) and "rows" (on all ranks).
-        files: The path below the folder -> {"bytes"} and "sha256". Files with checksummed blocks
-            have no "sha256".
+        files: Path below the folder -> {"bytes": size, "sha256": checksum}. Files with checksummed
+            blocks have no "sha256".
         positions: The position of each rank in its input, as JSON from the program.
         rng: The state of random numbers of each rank, as JSON from the program.
         saturation: A summary of the saturation engine, or None without an engine.
@@ -67,7 +67,7 @@ class Manifest:
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a manifest with a checksum of all values."""
+    """Returns the values of a manifest, with a new "checksum" of the other values."""
     others = {name: value for name, value in values.items() if name != "checksum"}
     text = json.dumps(others, sort_keys=True, separators=(",", ":"))
     return {**others, "checksum": hashlib.sha256(text.encode()).hexdigest()}
@@ -120,7 +120,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _problems(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yields problems of a manifest; each check relies on previous ones."""
+    """Yields the problems of a manifest.
+
+    The caller must stop at the first problem, because later checks rely on earlier ones.
+    """
     for name, kind in _KINDS.items():
         if not _is(values.get(name), kind):
             yield f"is damaged (`{name}` is {values.get(name)!r})"
@@ -215,7 +218,7 @@ def _has_kinds(entry: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> bool
 
 
 def entry_of(path: Path) -> dict[str, Any]:
-    """Returns the manifest entry of a file."""
+    """Returns the manifest entry of a file, as in `Manifest.files`."""
     digest, size = hashlib.sha256(), path.stat().st_size
     if has_rows(path.name):
         return {"bytes": size}

@@ -144,7 +144,7 @@ class _Target:
 
     @property
     def rule(self) -> SparseOptimizer | None:
-        """The optimizer if the store creates the rows, else None."""
+        """The table's sparse optimizer, or None if SOK or the user creates the rows."""
         return None if self.store.is_in_sok else self.store.rule_of(self.table.name)
 
     def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
@@ -246,7 +246,7 @@ def _blocks(
 def _counts_apart(
     target: _Target, saved: tables.SavedTable
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns separately stored keys and counts, or None if rows include them."""
+    """Returns separately stored keys and access counts, or None if the rows include the counts."""
     rank = target.rank
     if not saved.has_counts_apart and (rank.has_a_part or not saved.is_replicated):
         return None
@@ -257,7 +257,7 @@ def _counts_apart(
 
 
 def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) -> Arrays:
-    """Replaces the access counts in the contents by separately stored counts."""
+    """Returns the contents with the separately stored access counts, if there are any."""
     rank, accesses = target.rank, _counts_apart(target, saved)
     if accesses is None:
         return contents

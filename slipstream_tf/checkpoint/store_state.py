@@ -50,10 +50,10 @@ def tables_by_name() -> Iterator[None]:
     """Returns a context in which files are loaded by table name.
 
     It applies to `load_weights` (pass `skip_mismatch=True` if dense layers have changed),
-    `tf.train.Checkpoint` and `distributed.JobCheckpoints`. Tables are unchanged if only the file or
-    only the store has them, or if their dimensions differ. If the update rule differs, rows and
-    access counts are loaded, and slots get their initial values. The log lists the loaded and
-    skipped tables.
+    `tf.train.Checkpoint` and `distributed.JobCheckpoints`. A table of the store stays unchanged if
+    the file does not contain it or contains it with another dimension. Other tables in the file are
+    ignored. If the update rule differs, rows and access counts are loaded, and slots get their
+    initial values. The log lists the loaded and skipped tables.
 
     Example:
 
@@ -74,12 +74,15 @@ def is_active() -> bool:
 
 
 def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str]:
-    """Returns the tables to load, with `WHOLE` or `WITHOUT_SLOTS`, by name.
+    """Selects the tables to load from a file.
 
     Args:
         saved: The tables of a file.
         store: The store that loads them.
         place: The name of the loaded object, for errors and the log.
+
+    Returns:
+        Name of each table to load -> `WHOLE`, or `WITHOUT_SLOTS` if the update rules differ.
 
     Raises:
         CheckpointMismatchError: If tables, dimensions or rules differ outside of `tables_by_name`.
@@ -212,7 +215,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
 def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
     """Replaces the state of a store by arrays from `export_state`.
 
-    Within `tables_by_name`, tables that only one side has are unchanged.
+    Within `tables_by_name`, tables of the store that the arrays do not contain stay unchanged.
 
     Args:
         store: An embedding store with the same tables and update rules. Settings of a rule other
@@ -221,8 +224,8 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
         place: The name of the loaded object, for errors.
 
     Raises:
-        ValueError: If the tables, a dimension or an update rule differ. The error names both sides,
-            and the store is unchanged.
+        ValueError: If the arrays are not from `export_state`, or if the tables, a dimension or an
+            update rule differ. The store is then unchanged.
     """
     if _MANIFEST not in arrays:
         raise ValueError(
@@ -258,7 +261,10 @@ _apart: set[int] = set()
 
 @contextlib.contextmanager
 def kept_apart(store: Any) -> Iterator[None]:
-    """Excludes a store from `tf.train.Checkpoint`, because separate files contain it."""
+    """Returns a context that excludes a store from `tf.train.Checkpoint`.
+
+    `JobCheckpoints` uses it, because it stores the tables in separate files.
+    """
     _apart.add(id(store))
     try:
         yield
@@ -309,7 +315,7 @@ class StoreState(tf.train.experimental.PythonState):
 
 
 def tree_to_bytes(state: Any) -> bytes:
-    """Returns a tree for `flatten` as the bytes of an .npz file."""
+    """Returns a tree as the bytes of an .npz file; see `flatten` for the valid trees."""
     skeleton, arrays = flatten(state)
     return to_bytes({_MANIFEST: np.frombuffer(json.dumps(skeleton).encode(), np.uint8), **arrays})
 

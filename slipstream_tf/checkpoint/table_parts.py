@@ -37,7 +37,7 @@ class FilesBefore:
         checkpoints: The identities of the files' checkpoints, starting with the file of all rows.
         sizes: The sizes of the files in bytes.
         rows: The number of rows in each file.
-        number: The number of the change set in the newest file.
+        number: The number of the change set in the newest file, see `store.export_changes`.
     """
 
     folder: Path
@@ -64,10 +64,11 @@ class FilesBefore:
         return dataclasses.replace(self, sizes=(*self.sizes, size))
 
     def link(self, folder: Path) -> bool:
-        """Hard-links all files into another folder, or none.
+        """Hard-links the files into another folder.
 
         Returns:
-            Whether the files were linked. False if a file is missing or its size has changed.
+            Whether all files were linked. If not, because a file is missing or has another size,
+            no link remains.
         """
         targets = [name_before(folder / self.name, index) for index in range(len(self.sizes))]
         sources = [self.folder / path.name for path in targets[:-1]] + [self.folder / self.name]
@@ -129,7 +130,7 @@ class TablePart:
     admission: Arrays | None = None
 
     def entry(self) -> dict[str, Any]:
-        """Returns the manifest entry, for a part with all rows."""
+        """Returns the table's manifest entry; its "rows" are those of this rank."""
         of_table = {name: getattr(self, name) for name in META}
         return {**of_table, "dtype": self.storage.dtype, "rows": self.rows}
 
@@ -226,7 +227,8 @@ def cut(
     Args:
         store: The store to copy.
         rank: The rank of the store.
-        policies: The current policies by table name. Other tables are not in a dry run.
+        policies: The current policies by table name, which define the tables in a dry run. A table
+            without a policy is not in a dry run.
         folder: The folder for the rank's files. Earlier files are linked there.
         before: The files to extend by table name, from `next_before`. Other tables are copied
             completely.
@@ -330,9 +332,10 @@ def _rows_of(
 
 
 def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Converts values to the table's dtype if that is lossless.
+    """Converts values to the table's dtype if that is lossless, else returns them unchanged.
 
-    Rows that are stored divided by a scale, because all rows decay, are not exact in that dtype.
+    If the optimizer decays all rows, the table stores each row divided by a common scale. The
+    exported product is then not exact in the table's dtype.
     """
     if dtype == "float32" or values.dtype != np.float32:
         return values

@@ -16,7 +16,10 @@ from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays, CheckpointErr
 from slipstream_tf.tables.watching import added_up
 
 _ROW_KINDS = {"keys": "<i8", "rows": "<f4", "slots": "<f4", "counts": "<f4", "last_used": "<i8"}
-# The columns of each group in a file.
+# The columns of each group in a file. "contents": the rows. "copies": replicas of rows of other
+# ranks. "accesses": counts that are stored separately from rows. "removed" and "decays": changes
+# since the earlier files. "pending": deferred gradients. "admission": counters of keys without a
+# row.
 KINDS = {
     "contents": {**_ROW_KINDS, "trained": "<f4"},
     "copies": {"keys": "<i8", "counts": "<f4", "last_used": "<i8", "marks": "|u1"},
@@ -26,7 +29,7 @@ KINDS = {
     "pending": {"keys": "<i8", "ages": "<i8", "ranks": "<i4", "sums": "<f4"},
     "admission": {"counters": "|u1"},
 }
-# Optional columns.
+# Columns that a file may lack.
 _OPTIONAL = ("last_used", "marks", "trained")
 # Additional dtypes for tables with a narrow dtype: float16, or the upper half of a float32
 # (bfloat16).
@@ -43,8 +46,8 @@ class SavedTable:
         slots: The number of slot values per row.
         world_size: The number of ranks that saved it.
         is_replicated: Whether one rank wrote all rows.
-        has_counts_apart: Whether access counts are stored separately from rows. Each rank then
-            counted the accesses of its batches.
+        has_counts_apart: Whether a file has rows and, separately, access counts, as files of tables
+            in SOK do. Each rank then counted the accesses of its batches.
         powers: The powers of Adam's betas for its bias correction in SOK, float32. None if the
             number of steps determines them.
         num_deferred: The number of deferred gradient sums on all ranks.
@@ -170,7 +173,9 @@ class SavedTable:
         return {**joined, "steps": self.steps}
 
     def check(self, rank: int, size: int) -> None:
-        """Reads rows to verify their checksums, divided among the ranks.
+        """Reads rows to verify their checksums.
+
+        The files are divided among the ranks, so that all ranks together check all rows.
 
         Args:
             rank: The rank of this process.
@@ -198,7 +203,10 @@ class SavedTable:
     def content_blocks(
         self, owns: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> Iterator[Arrays]:
-        """Yields rows in blocks, in any order; see `contents`.
+        """Yields the rows of `contents` in blocks, in any order.
+
+        Args:
+            owns: See `contents`.
 
         Raises:
             CheckpointError: If a file is damaged.
@@ -209,7 +217,10 @@ class SavedTable:
                 yield {name: widened(values[taken]) for name, values in block.items()}
 
     def _blocks(self, rank: int, group: str) -> Iterator[Arrays]:
-        """Yields a rank's group from all files that contain it."""
+        """Yields the blocks of a group that a saved rank wrote.
+
+        Rows also come from the earlier files and from the files of spilled rows.
+        """
         if group == "contents" and self._before[rank]:
             yield from self._blocks_with_before(rank)
             return
@@ -242,14 +253,21 @@ class SavedTable:
             raise CheckpointError(self._paths[rank], told)
 
     def lookup_steps(self, rank: int) -> int:
-        """Returns the number of lookups of a rank that wrote rows."""
+        """Returns the number of lookups of a saved rank that wrote rows."""
         return int(self._files[rank].meta["contents_steps"][1])
 
     def accesses(self, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns keys int64 [n] and access counts float32 [n] of a rank.
+        """Returns the access counts for a rank.
 
         If another number of ranks saved the checkpoint, the counts of saved rank r are assigned to
         rank r % `size`.
+
+        Args:
+            rank: The rank of this process.
+            size: The number of ranks.
+
+        Returns:
+            Keys int64 [n], ascending, and access counts float32 [n].
         """
         blocks: list[Arrays] = []
         for saved in range(rank, len(self._files), size):
@@ -265,8 +283,12 @@ class SavedTable:
         """Returns the admission counters of keys without a row.
 
         Args:
-            rank: The saved rank, or None to merge all ranks. Merging takes the maximum, because one
-                rank counted each key. Counts are then never too low, but can be too high.
+            rank: The saved rank, or None to merge all ranks. Merging takes the maximum of each
+                counter. Keys share counters, and only the owner of a key counted it, so the merged
+                counts of a key are never too low but can be too high.
+
+        Returns:
+            Arrays for `ops.table.import_admission`, or None if the table has no such counters.
         """
         files = self._files if rank is None else [self._files[rank]]
         files = [file for file in files if "admission" in file.groups]
@@ -280,7 +302,7 @@ class SavedTable:
         return {"counters": most, "added": np.max(added, axis=0)}
 
     def replicas(self, rank: int) -> Arrays | None:
-        """Returns a rank's replicas of other ranks' rows for `import_copies`, or None."""
+        """Returns a saved rank's replicas for `store.import_copies`, or None without replicas."""
         file = self._files[rank]
         if "copies" not in file.groups:
             return None
@@ -319,7 +341,7 @@ def name_before(path: Path, index: int) -> Path:
 
 
 def _are_in(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Returns bool [n], which keys are in `among`, a sorted array."""
+    """Returns bool [n], whether each key is in the sorted array `among`."""
     if not among.size:
         return np.zeros(keys.size, bool)
     at = np.searchsorted(among, keys)
@@ -328,7 +350,7 @@ def _are_in(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def _rows_of(file: ArrayFile) -> int:
-    """Returns the number of rows including the extended earlier files."""
+    """Returns the number of a rank's rows in a table's file and the files that it extends."""
     here = file.groups["contents"].rows if "contents" in file.groups else 0
     return int(file.meta.get("rows", here))
 

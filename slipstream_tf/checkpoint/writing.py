@@ -27,8 +27,8 @@ from slipstream_tf.checkpoint.table_parts import TablePart
 from slipstream_tf.checkpoint.tables import require_rank
 
 _PAUSE_SECONDS = 0.02
-# Interval at which a writing rank updates its folder's time, and the maximum time that rank 0 waits
-# for an update. Some file systems show changes of other hosts a minute late.
+# Interval at which a writing rank updates the modification time of its folder, and the maximum time
+# that rank 0 waits for an update. Some file systems show changes of other hosts a minute late.
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 150.0
 _ENGINE = "engine"
@@ -129,7 +129,7 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
         directory: The folder of all checkpoints.
         name: The name of the new checkpoint.
         manifest: A manifest with identity, step, number of ranks, placement and versions.
-        keep: The number of complete checkpoints to keep, including this one, judged by file sizes.
+        keep: The number of complete checkpoints to keep, including this one. See `is_whole`.
 
     Raises:
         RuntimeError: If another rank failed to write or stopped updating its folder.
@@ -167,7 +167,7 @@ def finish_with_all(directory: Path, name: str, manifest: Manifest, keep: int) -
 
 
 def is_whole(path: Path) -> bool:
-    """Returns whether a checkpoint is complete, judged by file sizes."""
+    """Returns whether all files of a checkpoint exist with their recorded sizes."""
     try:
         require_whole(path, read_manifest(path))
     except CheckpointError:
@@ -179,6 +179,10 @@ def read_engines(
     folder: Path, manifest: Manifest
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Reads the store's rates and the engine states of all ranks.
+
+    Returns:
+        The learning rates for `Rates.restore`, or None, and the states of the ranks that had an
+        engine, rank 0 first.
 
     Raises:
         CheckpointError: If a file is damaged.
@@ -257,7 +261,7 @@ def _note(staging: Path, rank: int) -> Path:
 
 
 def _summary(files: RankFiles) -> dict[str, Any] | None:
-    """Returns a summary of the engine's state for readers of the manifest."""
+    """Returns a summary of the engine's state for the manifest, or None without an engine."""
     if files.state is None:
         return None
     tracker = files.state["tracker"]
