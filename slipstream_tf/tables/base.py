@@ -47,8 +47,8 @@ class TrackedStore:
             not know it.
         learning_rate: The learning rate of `optimizer`, a scalar. None if the store does not know
             it, or if the tables have different rates (see `learning_rate_of`).
-        is_spread: Whether each row is stored on one rank, see `owners`. If so, `size`, `gather` and
-            `measure` cover only the keys of this rank.
+        is_spread: Whether each row is stored on only one of the ranks, see `owners`. If so, `size`,
+            `gather` and `measure` cover only the keys that this rank owns.
         is_in_sok: Whether the rows are stored in SOK. SOK creates missing rows, has
             `reserved_keys`, and needs separate access counts (`export_accesses`).
         wire: The `distributed.exchange.Wire` with which this package sends rows between ranks. None
@@ -60,8 +60,8 @@ class TrackedStore:
         collects_gradients: Whether gradients can be collected now and applied later, with
             `collect_gradients`, `share_collected`, `sum_of_parts` and `apply_collected` of
             `NativeStore`.
-        forgets_flags: Whether a row that is removed and created again loses its flags. If so,
-            `row_flags` returns the present flags.
+        forgets_flags: Whether a row that is removed and created again loses its flags. If so, the
+            store implements `row_flags`.
     """
 
     tables: tuple[Table, ...]
@@ -112,7 +112,10 @@ class TrackedStore:
         return [self.learning_rate] if hasattr(self.learning_rate, "assign") else []
 
     def follow(self, optimizer: Any) -> None:
-        """Sets the dense layers' optimizer that the rates follow; see `Rates.follow`."""
+        """Sets the dense layers' optimizer that the rates follow; see `Rates.follow`.
+
+        Has no effect on stores without `Rates`.
+        """
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -120,7 +123,7 @@ class TrackedStore:
         return (self,)
 
     def size(self, table: str) -> int:
-        """Returns the number of keys in a table."""
+        """Returns the number of rows of a table, on this rank if `is_spread`."""
         raise NotImplementedError
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
@@ -151,11 +154,22 @@ class TrackedStore:
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[Any, Any, Any]:
-        """Reads rows and measures their distance from a snapshot; see `ops.table.measure`.
+        """Reads rows and measures their distance from a snapshot.
 
         This version calls `gather`. Override it in stores that can do both in one pass, like
         `NativeStore`. Note: a subclass of such a store that overrides `gather` must override
         `measure` too.
+
+        Args:
+            table: Name of the table.
+            keys: int64 [n].
+            snapshot: float32 [n, dim], the earlier rows.
+            metric: "linf" or "l2", see `ops.drift.row_drift`.
+
+        Returns:
+            rows: float32 [n, dim], as from `gather`.
+            found: bool [n], as from `gather`.
+            drift: float32 [n], the distances.
         """
         rows, found = self.gather(table, keys)
         with tf.device("CPU:0"):
@@ -196,7 +210,15 @@ class TrackedStore:
         raise NotImplementedError
 
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
-        """Returns the present flags of rows, uint8 [n], if `forgets_flags`."""
+        """Returns the present flags of rows, if `forgets_flags`.
+
+        Args:
+            table: Name of the table.
+            keys: int64 [n].
+
+        Returns:
+            uint8 [n], as for `set_row_flags`.
+        """
         raise NotImplementedError
 
     def update_counts(self, table: str) -> UpdateCounts:
@@ -293,14 +315,21 @@ class SavedStore(TrackedStore):
             table: Name of the table.
             flush: Whether to apply deferred gradients first. If False they stay deferred and the
                 exported rows do not include them.
+
+        Returns:
+            The arrays of `table_contents`. If `is_spread`, only the rows of this rank.
         """
         raise NotImplementedError
 
     def export_changes(self, table: str, since: int) -> Changes:
-        """Returns the rows changed since an earlier export; see `ops.table.export_changes`.
+        """Returns the rows changed since an earlier call.
 
         This version returns all rows. Deferred gradients are not applied. Tables for which
         `spills_rows` is true use `seal_rows` instead.
+
+        Args:
+            table: Name of the table.
+            since: The `number` of the last result. 0, or another number, returns all rows.
         """
         contents = self.export_table(table, flush=False)
         none = np.empty(0, np.int64)
@@ -330,13 +359,18 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Adds rows to a table, if `spills_rows`; accepts the contents of `import_table`."""
+        """Adds rows to the existing rows of a table, if `spills_rows`.
+
+        Args:
+            table: Name of the table.
+            contents: Arrays as for `import_table`, with keys that have no row yet.
+        """
         raise NotImplementedError
 
     def export_admission(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the admission counters of keys without a row; see `ops.table`.
+        """Returns the admission counters of keys without a row.
 
-        Only tables with `admits` have such counters.
+        Only tables with `admits` have such counters. See `ops.table.export_admission`.
         """
         raise NotImplementedError
 
@@ -362,7 +396,10 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
-        """Returns the deferred gradients, as described in `ops.table`, and keeps them."""
+        """Returns the deferred gradients without applying or removing them.
+
+        See `ops.table.export_deferred` for the arrays.
+        """
         raise NotImplementedError
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -370,21 +407,24 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Applies all deferred gradients.
+        """Applies all deferred gradients of all tables.
 
-        Evaluation lookups and exports call it themselves.
+        In a single process, evaluation lookups and exports of native tables do this themselves.
         """
         raise NotImplementedError
 
     def flush_with_next_step(self, table: str) -> None:
         """Schedules all deferred gradients of a table for the next step.
 
-        The update policy does not matter.
+        They are applied even in a dry run. Available if `flushes_with_next_step`.
         """
         raise NotImplementedError
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's replicas, if `has_replicas`; see `ShardedStore`."""
+        """Returns this rank's replicas, if `has_replicas`.
+
+        See `tables.replicas.ReplicatingStore.export_copies`.
+        """
         raise NotImplementedError
 
     def import_copies(
@@ -445,7 +485,8 @@ class EmbeddingStore(SavedStore):
                 same dim. If False, return one tensor [batch, dim] per feature.
 
         Returns:
-            pooled: float32 tensors.
+            pooled: A list of one float32 tensor per feature, or of one stacked tensor. A feature
+                without a combiner returns the row of each key, [number of keys, dim].
             plan: The argument for `apply_gradients`; None unless `training`.
         """
         raise NotImplementedError
@@ -457,6 +498,9 @@ class EmbeddingStore(SavedStore):
             plan: Plan from `lookup`.
             gradients: float32 gradients of the pooled outputs. They are not rescaled: if the loss
                 is a mean over the batch, its gradients already contain the factor.
+
+        Returns:
+            The operation in a graph; None in eager mode.
         """
         raise NotImplementedError
 
@@ -484,7 +528,10 @@ def table_contents(
     counts: np.ndarray | None = None,
     steps: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns contents in the format of `ops.table.export_table`, with default values.
+    """Returns the contents of a table as arrays, with default values.
+
+    The result has the arrays of `ops.table.export_table`: "keys", "rows", "slots", "counts",
+    "last_used" (empty here) and "steps".
 
     Args:
         keys: int64 [n], ascending.

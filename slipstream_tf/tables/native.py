@@ -122,7 +122,9 @@ class NativeStore(EmbeddingStore):
         )
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """Exchanges collected gradients between ranks; here, returns them unchanged.
+        """Exchanges collected gradients between ranks.
+
+        This version, for a single process, returns them unchanged.
 
         Args:
             rows: Result of `collect_gradients`.
@@ -150,15 +152,17 @@ class NativeStore(EmbeddingStore):
         Raises:
             tf.errors.InvalidArgumentError: A value or a scale is not finite. No row is changed.
         """
-        # With retention, a key may have no row here: the row was evicted since the lookup, or was
-        # not admitted. A gradient must not create such a row.
+        # With retention, a key may have no row: the row was evicted since the lookup, or was not
+        # admitted. A gradient must not create such a row.
         keeps_all = all(table.retention is None for table in self.tables)
         return exchange_ops.apply_rows(
             self._handles, rows, self.rates.now(rows.sizes), scale, create_missing=keeps_all
         )
 
     def sum_of_parts(self, values: tf.Tensor) -> tf.Tensor:
-        """Sums values that each rank computed from its rows; here, returns them.
+        """Sums values that each rank computed from the rows that it applies.
+
+        This version returns the values, because it applies the rows of all ranks.
 
         Args:
             values: float32, of the same shape on all ranks.
@@ -176,10 +180,7 @@ class NativeStore(EmbeddingStore):
                 table_ops.announce(handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0])
 
     def spill_statistics(self, table: str) -> table_ops.SpillStatistics:
-        """Returns how many rows are in memory and on disk.
-
-        See `ops.table.SpillStatistics`.
-        """
+        """Returns the numbers of rows in memory and on disk, and of row transfers."""
         return table_ops.spill_statistics(self._handle_of(table))
 
     def size(self, table: str) -> int:
@@ -221,10 +222,6 @@ class NativeStore(EmbeddingStore):
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Reads rows and their distance from a snapshot in one pass.
-
-        See `ops.table.measure`.
-        """
         return table_ops.measure(self._handle_of(table), keys, snapshot, metric)
 
     def hot_keys(self, table: str, k: int, by_key: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -333,7 +330,9 @@ class CollectingStore(SavedStore):
         return self._policies[self._require(table)]
 
     def _collect_by(self, table: str, policy: update_policy.UpdatePolicy) -> bool:
-        """Sets the policy of a table; flushes incompatible deferred sums first.
+        """Sets the policy by which gradients are collected.
+
+        Sums that were deferred under an incompatible policy are flushed first.
 
         Returns:
             Whether gradients of any table may really be deferred now (not only in a dry run).

@@ -126,15 +126,19 @@ class Rates:
         return tf.stack([tf.convert_to_tensor(rate) for rate in rates])
 
     def of(self, table: int) -> float:
-        """Returns the learning rate of a table's next update."""
+        """Returns the learning rate of the next update of the table with index `table`."""
         factor = self._factor() if self._optimizer is not None else None
         return float(tf.convert_to_tensor(self._rate(table, factor, ())))
 
     def assign(self, table: int, rate: Any) -> None:
         """Sets the rate of a table, from the next update.
 
-        Tables that share the rate change with it. If the table follows a dense rate, the given rate
-        is the rate after following.
+        Other tables without an `optimizer` setting share the rate and change with it.
+
+        Args:
+            table: Index of the table.
+            rate: The rate of the next update. If the table follows a dense rate, this is the rate
+                after multiplication by the present factor.
 
         Raises:
             ValueError: The table has a schedule, or the rate is invalid.

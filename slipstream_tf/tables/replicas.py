@@ -1,8 +1,8 @@
 """Access counts and replicas for tables with rows on other devices.
 
 The rows are on other ranks or on a GPU. Access counts are exact in host memory, or estimated on the
-GPU. Replicas are stored in a native store of bounded size. Its lookups return the plans, and it
-masks and defers gradients.
+GPU. A replica is a local copy of such a row. Replicas are stored in a native store of bounded size,
+which looks up batches, and masks and defers gradients.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from slipstream_tf.tables.native import CollectingStore, NativeStore
 
 
 def counts_of(among: np.ndarray, keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the counts of some keys, float32 [m]; 0 without an access.
+    """Returns the counts of the keys `among`, float32 [m]; 0 if a key is not counted.
 
     Args:
         among: int64 [m], ascending, the keys to look up.
@@ -97,8 +97,8 @@ class EstimatedCounts:
 
         Args:
             devices: Device of each table, by name.
-            counted_keys: Number of counters per sketch row, for each table; rounded up to a power
-                of two.
+            counted_keys: Number of counters in each of the four arrays of a table's sketch; rounded
+                up to a power of two.
         """
         self._width = max(counted_keys, 2)
         self._sketches = {
@@ -249,10 +249,10 @@ class ReplicatingStore(CollectingStore):
         return self._replicas
 
     def export_copies(self, table: str) -> dict[str, np.ndarray]:
-        """Returns this rank's replicas with their local access counts.
+        """Returns the keys, access counts and flags of this rank's replicas.
 
-        Values are omitted, because lookups request them again. Deferred gradients stay. See
-        `ops.table.export_replicas`.
+        Row values and slots are omitted, because lookups request them again. Deferred gradients are
+        not applied. See `ops.table.export_replicas` for the arrays.
         """
         return table_ops.export_replicas(self._collector._handle_of(table))
 
@@ -270,7 +270,7 @@ class ReplicatingStore(CollectingStore):
         keys, flags = rows["keys"], rows.pop("marks", None)
         if flags is None or not takes_flags:
             flags = self._replicas.row_flags(table, keys)
-        # Placeholders: lookups request the values before they are read.
+        # The zeros are never read, because each lookup first requests the values.
         dim = self._replicas.tables[self._replicas.index_of(table)].dim
         slots = self._replicas.rule_of(table).slots_per_row(dim)
         rows["rows"] = np.zeros((len(keys), dim), np.float32)

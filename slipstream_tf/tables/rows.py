@@ -54,7 +54,9 @@ class TableRows:
         self.dim = store.tables[self._index].dim
 
     def read(self, keys: Any) -> np.ndarray:
-        """Returns the rows of keys. Creates no rows and counts no accesses.
+        """Returns the rows of keys without counting accesses.
+
+        No rows are created, except by SOK, which creates the missing rows.
 
         Args:
             keys: Integers or strings, [n].
@@ -133,7 +135,10 @@ class TableRows:
 
     @property
     def learning_rate(self) -> float | None:
-        """The learning rate of the next update; assign a number to change."""
+        """The learning rate of the next update. Assign a number to change it.
+
+        Tables without an `optimizer` setting share one rate and change together.
+        """
         return self.store.learning_rate_of(self.name)
 
     @learning_rate.setter
@@ -200,8 +205,8 @@ def from_embedding(table: TableRows, weights: Any, keys: Any = None) -> int:
     Args:
         table: The table, from `layer.table(name)`.
         weights: A built `keras.layers.Embedding`, or a matrix, float32 [n, dim].
-        keys: Integers [n], the key of each row of the matrix. Defaults to 0, 1, ..., n - 1, the
-            indices of a `keras.layers.Embedding`.
+        keys: Distinct integers or strings [n], the key of each row of the matrix. Defaults to 0, 1,
+            ..., n - 1, the indices of a `keras.layers.Embedding`.
 
     Returns:
         The number of written rows.
@@ -228,8 +233,8 @@ def rename_keys(table: TableRows, new_keys: Mapping[int, int], keep_others: bool
     Rows keep their optimizer slots and access counts. Row flags are cleared, and deferred gradients
     are applied first.
 
-    Note: for replicated tables on multiple ranks this is a collective. Call the store's `flush`
-    before.
+    Note: for replicated tables on multiple ranks, call the store's `flush` first, and then this
+    function on all ranks with the same arguments.
 
     Example:
 
@@ -253,6 +258,7 @@ def rename_keys(table: TableRows, new_keys: Mapping[int, int], keep_others: bool
     Raises:
         ValueError: Two rows would have the same key, the table is sharded over multiple ranks, or
             its store does not support writing.
+        RuntimeError: There are multiple ranks, and this rank has deferred gradients.
     """
     store, place = table.store, f"table {table.name!r}"
     if not store.writes_rows or (store.is_spread and store.comm.size > 1):

@@ -143,7 +143,7 @@ class VariableStore(WatchingStore):
 
     def _known_rate(self) -> Any:
         rate = self.learning_rate
-        # Keras 2 optimizers may return a schedule.
+        # The `learning_rate` of a Keras 2 optimizer may be a schedule.
         return 0.0 if rate is None or callable(rate) else rate
 
     def use_optimizer(self, optimizer: Any) -> None:
@@ -168,14 +168,18 @@ class VariableStore(WatchingStore):
         return self._given[self._require(table)]
 
     def is_deferring(self, table: str) -> tf.Variable:
-        """Returns a scalar bool variable: whether rows are or were deferred.
+        """Returns a scalar bool variable: whether gradients may be, or were, deferred.
 
-        A dry run counts too.
+        It is also True in a dry run.
         """
         return self._watched[self._require(table)].is_active
 
     def flush_with_next_gradients(self) -> None:
-        """Schedules all deferred gradients of all tables for the next step."""
+        """Schedules all deferred gradients of all tables for the next step.
+
+        The next call of `mask_gradients` for a table returns its sums. In a dry run the sums are
+        dropped instead.
+        """
         for watched in self._watched.values():
             watched.flush()
 
@@ -238,7 +242,6 @@ class VariableStore(WatchingStore):
         return self.size(table)
 
     def size(self, table: str) -> int:
-        """Returns the number of rows of a table."""
         self._require(table)
         return int(self._variables[table].shape[0])
 

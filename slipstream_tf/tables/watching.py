@@ -144,7 +144,8 @@ def added_up(
         sums: float32 [n, dim].
 
     Returns:
-        The distinct keys in ascending order, and the largest age and the total sum of each key.
+        The distinct keys in ascending order [..., m], the largest age of each key, int64 [m], and
+        the total of its sums, float32 [m, dim].
     """
     merged, index = np.unique(keys, axis=-1, return_inverse=True)
     total = np.zeros((merged.shape[-1], sums.shape[1]), np.float32)
@@ -164,7 +165,7 @@ class WatchedGradients:
     Attributes:
         policy: The present policy.
         saturated: int64 [n], the saturated keys. The code that sets row flags replaces it.
-        masked: The rows whose gradients are masked.
+        masked: The set of row indices with masked gradients.
         buffer: The deferred gradients.
         is_active: Scalar bool variable: whether gradients may be, or were, deferred.
         offered_rows: int64 scalar variable: the number of gradient rows before masking, one per key
@@ -210,7 +211,7 @@ class WatchedGradients:
 
         Args:
             policy: A policy of any mode. Only mode "defer" defers gradients.
-            rows: int64 [n], the saturated rows, as indices of the gradients.
+            rows: int64 [n], the indices of the saturated rows in the gradients.
             most: Maximum number of deferred sums, whatever the policy allows.
         """
         before, self.policy = self.policy, policy
@@ -235,8 +236,8 @@ class WatchedGradients:
         """Sums gradient rows per key and returns the gradients to apply now.
 
         Args:
-            gradients: Values float32 [n, dim].
-            movement: The movement function of the optimizer.
+            gradients: Gradients of the table's variable, values float32 [n, dim].
+            movement: Returns how far each sum would move its row.
 
         Returns:
             Slices with distinct ascending indices and the same `dense_shape`.
@@ -360,8 +361,8 @@ class WatchingStore(UpdatedElsewhere):
 
         Args:
             table: Name of the table.
-            policy: The policy. The buffers that it needs are allocated here: at most `max_rows`
-                sums, and never more than the table has rows.
+            policy: The policy. The buffers that it needs are allocated here, for at most `max_rows`
+                sums. A store can have a lower maximum, such as the number of rows of the table.
 
         Raises:
             ValueError: The policy defers by movement, but movement is not defined for the
