@@ -53,9 +53,9 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     SOK creates a row for every requested key, even in evaluation, and does not report which keys
     existed before. Therefore `gather` reports every key as found.
 
-    A full HKV table ("hybrid") evicts the rows with the oldest write. Masked rows would be evicted
-    although they are in use, so they and their slots are rewritten unchanged once per
-    window.
+    A full "hybrid" table, which is a HierarchicalKV (HKV) table, evicts the rows with the oldest
+    write. Masked rows would be evicted although they are in use, so they and their slots are
+    rewritten unchanged once per window.
 
     Example:
 
@@ -86,7 +86,9 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         Args:
             tables: At least one table. The names must be distinct. With "hybrid", `capacity` must
                 be a power of two and is the capacity per rank, and `eviction` must be "lru".
-            optimizer: Sparse optimizer of all tables: `SGD`, `Adagrad` or `Adam`.
+            optimizer: Sparse optimizer of all tables: `SGD` without momentum, `Adagrad` with a
+                negligible epsilon, or `Adam` with `bias_correction="table"`. See
+                `tables.sok.optimizers.same_rule`.
             comm: Communicator from `distributed.init()`. None means a single process.
             var_type: "hybrid" (HierarchicalKV, in GPU and host memory) or "hbm" (GPU memory only).
             settings: HKV settings for all tables, see `tables.sok.hkv.NAMES`.
@@ -184,7 +186,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return found.lookup(keys)
 
     def _count_sent(self, nbytes: Any, kind: str) -> None:
-        """Adds a number of bytes, int64, to the traffic of a kind."""
+        """Adds bytes, an int64 scalar, to the traffic of a kind such as "keys"."""
         self.comm.count_sent(nbytes, kind, f"slipstream.sok.{kind}")
 
     def apply_gradients(
@@ -214,9 +216,10 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     def _to_owners(
         self, table: SokTable, keys: tf.Tensor, rows: tf.Tensor, is_deferred: Any
     ) -> tf.IndexedSlices:
-        """Sends gradient rows to their owners, like the gradient of SOK's lookup.
+        """Sends gradient rows to their owners; returns the rows that this rank received.
 
-        SOK's gradient function cannot be used, because it accepts only the keys of a lookup.
+        SOK's gradient function does the same, but it accepts only the keys of a lookup. The
+        collected keys can differ, because sums of earlier steps can be due.
         """
         ops, talk = self._sok.raw_ops, self._sok.communication
         selected, order, splits = ops.dist_select(keys, num_splits=table.ranks)
@@ -341,8 +344,8 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     def _trained(self, found: SokTable, own: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the values to store in SOK, float32 [n, dim].
 
-        The saved "trained" values are used if they reproduce the rows exactly, otherwise the
-        differences to the initial rows.
+        These are the saved "trained" values of each row if they reproduce it exactly, otherwise the
+        difference to its initial row.
         """
         keys, rows = own["keys"], np.asarray(own["rows"], np.float32)
         difference = rows - self._with_initial(found.name, keys, tf.zeros(rows.shape)).numpy()
@@ -356,8 +359,11 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     def _apply_deferred(self, apply: Callable[[], Any]) -> None:
         """Applies deferred gradients without counting an update.
 
-        Adam's powers are set back by one step meanwhile, so that the gradients are applied as part
-        of the last update. Before the first update, they are applied as part of the first.
+        During the call, Adam's powers have the values of the last update, so that its bias
+        correction is used. Before the first update, they have the values of the first update.
+
+        Args:
+            apply: Collects, sends and applies the gradients.
         """
         powers = self._rule.powers()
         before = [power.read_value() for power in powers]

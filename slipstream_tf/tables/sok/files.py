@@ -30,7 +30,7 @@ def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         ValueError: A table is empty on all ranks, or SOK would not save the optimizer's slots.
-        RuntimeError: The store has deferred gradients.
+        RuntimeError: This rank has deferred gradients.
     """
     sok, optimizer = open_sok(), _optimizer_of(store)
     tables = store.opened
@@ -72,7 +72,7 @@ def load(store: SokStore, folder: str | os.PathLike[str]) -> None:
 def written_since(
     store: SokStore, time: datetime.datetime
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns the rows of HKV tables changed after a time; a collective.
+    """Returns the rows of HierarchicalKV (HKV) tables changed after a time; a collective.
 
     SOK reports every written row, including rows of masked keys, which the store rewrites unchanged
     once per window. Keys that have been masked without a break since before `time` are excluded.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from slipstream_tf._utils.errors import invalid, require_integer, require_number
 
-# Number of rows that SOK reserves for a table without capacities.
+# Number of rows, and GiB of GPU memory for row values, that SOK reserves for a table by default.
 DEFAULT_CAPACITY = 64 << 20
 DEFAULT_HBM_GIB = 16
 _CAPACITIES = ("init_capacity", "max_capacity")
@@ -88,8 +88,8 @@ def memory(settings: Mapping[str, Any], dim: int, slots: int = 0) -> HkvMemory:
     Args:
         settings: Settings that passed `require_settings`.
         dim: Number of values per row.
-        slots: Number of optimizer slots. SOK stores each slot in a separate table with the same
-            settings.
+        slots: Number of slots of the optimizer, for example 2 for Adam. SOK stores each slot in a
+            separate table with the same settings.
     """
     capacity = settings.get("max_capacity", DEFAULT_CAPACITY)
     rows = 4 * dim * capacity

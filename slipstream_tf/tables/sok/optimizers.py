@@ -26,7 +26,10 @@ _MANY_STEPS = 1 << 20
 
 
 class SokRule:
-    """The optimizer of SOK variables, and its state."""
+    """Reads and writes the state of the optimizer of SOK variables.
+
+    The state consists of slots, the number of updates, and Adam's powers.
+    """
 
     def __init__(self, optimizer: Any) -> None:
         """Wraps an optimizer, or None if there is none."""
@@ -50,7 +53,7 @@ class SokRule:
         )
 
     def initial_slots(self) -> list[float]:
-        """Returns the initial value of each slot."""
+        """Returns the initial value of each slot, one number for all rows."""
         if not self._slots:
             return []
         made = self._optimizer._initial_vals
@@ -65,12 +68,13 @@ class SokRule:
         return [slots[name] for name in self._slots]
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the steps and Adam's powers.
+        """Returns the number of updates and Adam's powers.
 
         Returns:
-            steps: int64 [2], the number of updates, and 0. If the optimizer does not count steps,
-                they are computed from Adam's powers.
-            powers: float32, see `powers`.
+            steps: int64 [2], the number of updates, and 0 for the number of lookups. If the
+                optimizer does not count updates, the number is computed from Adam's powers, and is
+                0 without powers.
+            powers: float32 [2], the values of `powers`, or [0] for other optimizers.
         """
         steps = 0
         powers = [float(power.numpy()) for power in self.powers()]
@@ -84,9 +88,11 @@ class SokRule:
         return np.array([steps, 0]), np.array(powers, np.float32)
 
     def replace(self, contents: Mapping[str, Any]) -> None:
-        """Continues from the steps and powers of any store's contents.
+        """Sets the number of updates and Adam's powers.
 
-        The entry "powers" may be missing.
+        Args:
+            contents: Contents of a table from any store, with "steps" and possibly "powers".
+                Missing powers are computed from the number of updates.
         """
         steps, own = int(contents["steps"][0]), self.powers()
         if hasattr(self._optimizer, "_iterations"):
@@ -107,7 +113,7 @@ class SokRule:
         return [power for _, power in sorted(by_name.items(), key=lambda item: item[0][0])]
 
     def betas(self) -> list[float]:
-        """Returns the betas of `powers`, in the same order."""
+        """Returns Adam's betas in the order of `powers`, or [] without powers."""
         if not self.powers():
             return []
         inner = inner_of(self._optimizer)
@@ -222,7 +228,7 @@ def _require_rows(found: SokTable, keys: np.ndarray) -> None:
 
 
 def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -> Any:
-    """Returns the TensorFlow optimizer equal to a sparse optimizer, for SOK.
+    """Returns the `tf.compat.v1.train` optimizer with the same update rule.
 
     Args:
         rule: A sparse optimizer of this package.
@@ -310,6 +316,6 @@ class SokMovements(Movements):
 
 
 def _kind(optimizer: Any) -> str:
-    """Returns an optimizer's class name, as named in this package."""
+    """Returns the name of an optimizer's class in this package, for example "SGD"."""
     kind = type(inner_of(optimizer)).__name__.removesuffix("Optimizer")
     return "SGD" if kind == "GradientDescent" else kind

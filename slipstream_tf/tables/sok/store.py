@@ -91,10 +91,10 @@ class SokStore(SpreadStore, WatchingStore):
     the slots of a key with its first gradient. Call `flush` at the end of training to apply the
     remaining sums.
 
-    A full HKV table evicts the rows with the oldest write. Rows of masked keys are not updated,
-    so the store rewrites them, and their slots if `optimizer` is given, unchanged once per
-    window. `sok.incremental_model_dump` reports these writes as changes; `sok_files.written_since`
-    excludes most of them.
+    A full HierarchicalKV (HKV) table, `var_type="hybrid"`, evicts the rows with the oldest write.
+    Rows of masked keys are not updated, so the store rewrites them, and their slots if `optimizer`
+    is given, unchanged once per window. `sok.incremental_model_dump` reports these writes as
+    changes. `sok_files.written_since` excludes most of them.
 
     Note: a row that SOK evicted is recreated with its initial values when it is read. SOK does not
     report this, so `gather` reports every key as found.
@@ -268,7 +268,7 @@ class SokStore(SpreadStore, WatchingStore):
         # before their next update.
         touched = np.union1d(before, watched.saturated)
         found.touch(touched, slots_of(self._updater, found.variable).values())
-        # Sums deferred under an earlier policy still update rows in the next step.
+        # If sums were deferred under an earlier policy, the next step still updates rows.
         if watched.masks and not watched.buffer.state().num_deferred:
             self._unchanged[table].replace(np.unique(watched.saturated), time.time())
         else:

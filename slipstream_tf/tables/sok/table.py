@@ -92,7 +92,7 @@ def wrap_optimizer(optimizer: Any) -> Any:
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
-    """Returns a variable's existing slots, by name.
+    """Returns the slot variables of a variable that exist, by slot name.
 
     Args:
         optimizer: Result of `wrap_optimizer`, or None.
@@ -127,7 +127,7 @@ class SokTable:
         rank: Rank of this process.
         ranks: Number of ranks.
         dim: Number of values per row.
-        is_hybrid: Whether it is an HKV table, which evicts rows.
+        is_hybrid: Whether it is a HierarchicalKV (HKV) table, which evicts rows.
         num_keys: Number of keys on all ranks if they are 0 to n - 1; None for arbitrary keys.
         reserved_keys: Keys that mark free buckets in the hash table. They cannot have a row.
     """
@@ -148,15 +148,21 @@ class SokTable:
         return int(self.variable.size[0] if self.is_dynamic else self.variable.shape[0])
 
     def owners(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the rank that owns each key, int64 [n]."""
+        """Returns the rank that owns each key, int64 [n].
+
+        A variable that SOK places on a single GPU has one owner for all keys.
+        """
         if self.variable.target_gpu >= 0:
             return np.full(keys.shape, self.variable.target_gpu, np.int64)
         return self.spread(tf.constant(keys, tf.int64)).numpy()
 
     def spread(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns each key's owner in a sharded table, int64 [n]; graph-compatible.
+        """Returns each key's owner if rows are sharded, int64 [n]; works in a graph.
 
         SOK computes the owner as the unsigned key modulo the number of ranks.
+
+        Args:
+            keys: int64 [n].
         """
         with tf.device("CPU:0"):
             unsigned = tf.bitcast(keys, tf.uint64)
@@ -167,17 +173,29 @@ class SokTable:
         return keys[self.owners(keys) == self.rank]
 
     def indices(self, own_keys: np.ndarray) -> np.ndarray:
-        """Returns the indices of this rank's keys in its gradients, int64 [n]."""
+        """Returns the row indices that gradients use for keys, int64 [n].
+
+        Args:
+            own_keys: int64 [n], keys that this rank owns.
+        """
         return np.asarray(self.variable.key_map(np.asarray(own_keys, np.int64)), np.int64)
 
     def keys_of(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the keys of this rank's `indices`, int64 [n]."""
+        """Returns the keys of row indices, int64 [n]; the inverse of `indices`.
+
+        Args:
+            indices: int64 [n], row indices of this rank.
+        """
         if self.is_dynamic or self.variable.target_gpu >= 0:
             return np.asarray(indices, np.int64)
         return np.asarray(indices, np.int64) * self.ranks + self.rank
 
     def read(self, own_keys: np.ndarray) -> tf.Tensor:
-        """Returns rows of this rank, float32 [n, dim]; SOK creates missing rows."""
+        """Returns rows of this rank, float32 [n, dim]; SOK creates missing rows.
+
+        Args:
+            own_keys: int64 [n], keys that this rank owns.
+        """
         return self.variable.sparse_read(tf.constant(self.indices(own_keys), tf.int64))
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
@@ -214,7 +232,10 @@ class SokTable:
 
     @property
     def initial_value(self) -> float | None:
-        """The initial value of row elements; None if random or given."""
+        """The initial value of all row elements.
+
+        None if the initializer is not a number, or if the variable is not dynamic.
+        """
         try:
             return float(self.variable.initializer_str) if self.is_dynamic else None
         except (TypeError, ValueError):
