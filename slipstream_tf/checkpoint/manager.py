@@ -55,7 +55,11 @@ class Engine(Protocol):
         """Raises ValueError if `restore` cannot use the states of the ranks."""
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restores a state from the results of `state` on all ranks that saved, rank 0 first."""
+        """Restores a state.
+
+        Args:
+            states: The results of `state` on all ranks that saved the checkpoint, rank 0 first.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

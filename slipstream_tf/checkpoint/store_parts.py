@@ -144,7 +144,10 @@ class _Target:
 
     @property
     def rule(self) -> SparseOptimizer | None:
-        """The table's sparse optimizer, or None if SOK or the user creates the rows."""
+        """The table's sparse optimizer, or None.
+
+        None if SOK creates the rows, or if an external optimizer updates them.
+        """
         return None if self.store.is_in_sok else self.store.rule_of(self.table.name)
 
     def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
@@ -246,7 +249,10 @@ def _blocks(
 def _counts_apart(
     target: _Target, saved: tables.SavedTable
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns separately stored keys and access counts, or None if the rows include the counts."""
+    """Returns separately stored keys and access counts.
+
+    None if the rows include the counts that this rank needs.
+    """
     rank = target.rank
     if not saved.has_counts_apart and (rank.has_a_part or not saved.is_replicated):
         return None
@@ -257,7 +263,7 @@ def _counts_apart(
 
 
 def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) -> Arrays:
-    """Returns the contents with the separately stored access counts, if there are any."""
+    """Returns the contents with separately stored access counts, if any."""
     rank, accesses = target.rank, _counts_apart(target, saved)
     if accesses is None:
         return contents

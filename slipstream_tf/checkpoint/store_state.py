@@ -315,7 +315,7 @@ class StoreState(tf.train.experimental.PythonState):
 
 
 def tree_to_bytes(state: Any) -> bytes:
-    """Returns a tree as the bytes of an .npz file; see `flatten` for the valid trees."""
+    """Returns a tree (see `flatten`) as the bytes of an .npz file."""
     skeleton, arrays = flatten(state)
     return to_bytes({_MANIFEST: np.frombuffer(json.dumps(skeleton).encode(), np.uint8), **arrays})
 

@@ -332,10 +332,11 @@ def _rows_of(
 
 
 def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Converts values to the table's dtype if that is lossless, else returns them unchanged.
+    """Converts values to the table's dtype if that is lossless.
 
-    If the optimizer decays all rows, the table stores each row divided by a common scale. The
-    exported product is then not exact in the table's dtype.
+    Otherwise the values are returned unchanged, for example in this case: if the optimizer decays
+    all rows, the table stores each row divided by a common scale. The exported product is then not
+    exact in the table's dtype.
     """
     if dtype == "float32" or values.dtype != np.float32:
         return values

@@ -350,7 +350,7 @@ def _are_in(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def _rows_of(file: ArrayFile) -> int:
-    """Returns the number of a rank's rows in a table's file and the files that it extends."""
+    """Returns the number of rows, including those in the earlier files."""
     here = file.groups["contents"].rows if "contents" in file.groups else 0
     return int(file.meta.get("rows", here))
 

@@ -261,7 +261,7 @@ def _note(staging: Path, rank: int) -> Path:
 
 
 def _summary(files: RankFiles) -> dict[str, Any] | None:
-    """Returns a summary of the engine's state for the manifest, or None without an engine."""
+    """Returns a summary of the engine's state for the manifest, or None."""
     if files.state is None:
         return None
     tracker = files.state["tracker"]

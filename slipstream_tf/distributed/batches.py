@@ -144,7 +144,10 @@ def even_ends(
     name = Names("even_ends").of("more")
 
     def with_counts(element: Any, is_real: int) -> Any:
-        """Returns the batch with [1 or 0 for empty, number of examples]."""
+        """Returns the batch and int64 [2], `is_real` and the batch size.
+
+        `is_real` is 1 for a batch of the dataset and 0 for a batch of padding.
+        """
         rows = num_rows(tf.nest.flatten(element)[0])
         return element, tf.stack([tf.constant(is_real, tf.int64), rows])
 

@@ -1,8 +1,9 @@
 """Elastic training: jobs with a changing set of ranks.
 
-`run` calls a training function and ends the process when the set of ranks changes. The `agent` that
-started the process then starts it again. `BlocksLeft` computes the parts of a dataset that no rank
-has trained on. `ElasticState` saves checkpoints for programs with a custom training loop.
+`run` calls a training function and ends the process when the set of ranks changes. The program
+`slipstream-elastic` (`_utils.agent`) that started the process then starts it again. `BlocksLeft`
+computes the parts of a dataset that no rank has trained on. `ElasticState` saves checkpoints for
+programs with a custom training loop. A checkpoint of an elastic job is called a commit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Result = TypeVar("_Result")
 class ElasticJob:
     """One start of an elastic job with a fixed set of ranks.
 
-    See `run`.
+    `run` passes it to the training function.
 
     Attributes:
         comm: The communicator of these ranks.
@@ -80,7 +81,7 @@ def run(
 ) -> _Result:
     """Calls a training function; ends the process when the ranks change.
 
-    Elastic behavior requires that `agent` started this process. Otherwise the set of ranks is
+    This requires that `slipstream-elastic` started the process. Otherwise the set of ranks is
     fixed, and the loss of a rank is an error.
 
     The set of ranks changes in two cases:
@@ -91,8 +92,8 @@ def run(
       commit.
 
     Args:
-        train: The training function. It is called with the job, continues from the last checkpoint,
-            and calls `committed` after each commit.
+        train: The training function. It receives the job, continues from the last commit, and calls
+            `job.committed` after each commit.
         timeout_seconds: The maximum time without a response from a host, and the maximum time that
             ranks wait for each other at the start. At least 1.
         link: The speed of the network between ranks; see `init`.
@@ -118,8 +119,9 @@ def run(
 class BlocksLeft:
     """The blocks of a dataset that no rank has trained on.
 
-    These are all blocks from `first` on, except the blocks in `taken`. Remaining block i is
-    assigned to rank i % number of ranks.
+    A block is one element of the dataset, for example a batch. The remaining blocks are all blocks
+    from `first` on, except the blocks in `taken`. Remaining block i is assigned to rank i % number
+    of ranks.
 
     Attributes:
         first: The number of the first remaining block.
@@ -130,7 +132,10 @@ class BlocksLeft:
     taken: tuple[int, ...] = ()
 
     def of(self, blocks: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the remaining blocks of a dataset; skipped blocks are still read."""
+        """Returns the remaining blocks of a dataset, in order.
+
+        Other blocks are skipped, but the dataset still reads them.
+        """
         left = blocks.skip(self.first) if self.first else blocks
         if not self.taken:
             return left
@@ -147,10 +152,10 @@ class BlocksLeft:
         return left.enumerate(self.first).filter(is_left).map(block)
 
     def after(self, counts: Sequence[int]) -> BlocksLeft:
-        """Returns the blocks that remain after the ranks trained on further blocks.
+        """Returns the blocks that remain after further training.
 
         Args:
-            counts: The number of blocks that each rank has trained on, rank 0 first.
+            counts: The number of these blocks that each rank has trained on, rank 0 first.
         """
         ranks = len(counts)
         left = self._first_left(max(counts) * ranks + 1)
@@ -193,7 +198,11 @@ def newest(directory: Path, comm: Communicator) -> tuple[Path | None, Sequence[A
 
 
 def left_after(positions: Sequence[Any]) -> BlocksLeft:
-    """Returns the blocks that remain, from the positions stored in a checkpoint."""
+    """Returns the blocks that remain after a commit.
+
+    Args:
+        positions: The positions in the commit, from `newest`. Empty without a commit.
+    """
     if not positions:
         return BlocksLeft()
     first, taken = positions[0][LEFT]
@@ -253,9 +262,10 @@ class ElasticState:
         Args:
             batches: The batches of the whole job, the same at every start and on all ranks, in the
                 same order.
-            as_read: Whether a batch counts as trained when it is read. Pass True if an engine drops
-                examples. Examples that wait to fill a batch when the set of ranks changes are then
-                not trained on.
+            as_read: If False, a batch counts as trained when `after_step` counts its step. If True,
+                it counts when it is read. Pass True if an engine drops examples, because a step
+                then does not correspond to a batch. Examples that wait to fill a batch when the set
+                of ranks changes are then not trained on.
         """
         self._newest, positions = newest(self._directory, self.comm)
         self._left = left_after(positions)
@@ -280,9 +290,9 @@ class ElasticState:
         Call it after `remaining` and before training.
 
         Args:
-            checkpoint: See `JobCheckpoints`.
-            store: See `JobCheckpoints`.
-            engine: See `JobCheckpoints`.
+            checkpoint: The `tf.train.Checkpoint` of the model and its optimizer.
+            store: The embedding store, or None.
+            engine: The `Slipstream` of the job, or None.
 
         Returns:
             The restored commit, or None if there is no commit and training starts from scratch.
@@ -301,9 +311,9 @@ class ElasticState:
         return last
 
     def after_step(self, steps: int = 1) -> None:
-        """Counts trained steps and commits at regular intervals.
+        """Counts trained steps, and commits when an interval of steps is complete.
 
-        Every rank must call it. In `fit`, use `keras.ElasticCallback`.
+        Every rank must call it after each step. In `fit`, use `keras.ElasticCallback`.
 
         Args:
             steps: The number of steps since the last call.
@@ -377,7 +387,8 @@ def run_elastic(
         directory: The folder of the commits, on a file system that all ranks share. No other job
             may use it.
         every: The number of steps between two commits, at least 1.
-        timeout_seconds: See `run`.
+        timeout_seconds: The maximum time without a response from a host, and the maximum time that
+            ranks wait for each other at the start. At least 1.
 
     Returns:
         The return value of `train`.

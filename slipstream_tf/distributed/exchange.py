@@ -103,7 +103,8 @@ def exchange_rows(
         what: The content of the message for the name of the collective, for example "gradients".
         kind: The traffic kind of the values, see `Communicator`. A list gives the kind of each
             table.
-        wire_dtype: The dtype of the values, from `Wire.dtype_of`. It must be the same on all ranks.
+        wire_dtype: The index of the values' dtype in `WIRE_DTYPES`, from `Wire.dtype_of`. It must
+            be the same on all ranks.
         to_owners: Whether each rank receives only the rows addressed to it. If False, every rank
             receives the rows of all ranks.
 
@@ -125,7 +126,14 @@ def exchange_rows(
 def _kinds_of(
     rows: tf.Tensor, row_floats: Sequence[int], kind: Any, wire_dtype: WireDtype
 ) -> Mixed:
-    """Returns the traffic kinds of a message with `rows` rows per table."""
+    """Returns the traffic kinds of a message.
+
+    Args:
+        rows: int64 [tables], the number of rows of each table.
+        row_floats: See `exchange_rows`.
+        kind: See `exchange_rows`.
+        wire_dtype: See `exchange_rows`.
+    """
     row_bytes = [[encoded_bytes(dtype, floats) for floats in row_floats] for dtype in WIRE_DTYPES]
     if isinstance(wire_dtype, int):
         sent = rows * tf.constant(row_bytes[wire_dtype], tf.int64)

@@ -41,7 +41,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         wire: The dtypes of rows in messages.
     """
 
-    _owners = 1  # Number of ranks that own keys. 1 if all ranks have all rows.
+    _owners = 1  # Number of ranks among which keys are divided. 1 if all ranks have all rows.
     lists_hot_keys_by_key = False  # Ranks publish the most accessed keys first.
     takes_tables_at_once = False  # Ranks process the tables one by one in the same order.
 
@@ -59,7 +59,8 @@ class ExchangedStore(CollectingStore, NativeStore):
 
         Args:
             tables: At least one table, with unique names.
-            optimizer: The optimizer of tables without an optimizer. None means `Adagrad`.
+            optimizer: The optimizer of tables that have no `optimizer` setting. None means
+                `Adagrad`.
             comm: The communicator of the job.
             wire_dtype: A setting for `Wire.of`, or "auto".
             wire_warmup_steps: See `Wire`.
@@ -143,7 +144,10 @@ class ExchangedStore(CollectingStore, NativeStore):
     def apply_collected(
         self, rows: exchange_ops.SendBuffer, scale: Any = ()
     ) -> tf.Operation | None:
-        """Applies collected rows; call it on all ranks with the same arguments."""
+        """Applies rows from `share_collected`; every rank must call it.
+
+        See `NativeStore.apply_collected`. `scale` must be the same on all ranks.
+        """
         if self.comm.size > 1:
             self._count_update(rows)
         return super().apply_collected(rows, scale)
@@ -174,7 +178,8 @@ class ExchangedStore(CollectingStore, NativeStore):
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """Sets the policy of a table.
 
-        It is a collective if gradients can be deferred.
+        It is a collective, because it can flush gradients that the previous policy deferred. Pass
+        the same policy on all ranks.
         """
         self._require(table)
         if self.comm.size == 1:
@@ -273,10 +278,12 @@ class ReplicatedStore(ExchangedStore):
         Args:
             tables: At least one table, with unique names and without a retention. In a single
                 process, a retention is allowed.
-            optimizer: The optimizer of tables without an optimizer. None means `Adagrad`.
+            optimizer: The optimizer of tables that have no `optimizer` setting. None means
+                `Adagrad`.
             comm: The communicator of the job.
-            wire_dtype: The dtype of gradient rows in messages, see `Wire`. Gradients are summed in
-                float32. "auto" chooses the fastest dtype for the network between the ranks.
+            wire_dtype: The dtype of gradient rows in messages: "float32", "bfloat16", "float16" or
+                "int8" with a scale per row. Gradients are summed in float32. "auto" chooses the
+                fastest dtype for the network between the ranks.
             wire_warmup_steps: The number of table updates before gradients are rounded. Rounding
                 disturbs the first updates most.
 
@@ -312,7 +319,7 @@ class ReplicatedStore(ExchangedStore):
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Measures the drift of rows; every key counts as found."""
+        """Measures the drift of rows; keys count as found as in `gather`."""
         rows, found, drift = super().measure(table, keys, snapshot, metric)
         return rows, self._as_found(found), drift
 

@@ -59,6 +59,10 @@ class GradientExchange:
                 gradient that is None must be None on all ranks.
             sources: The differentiated variables, in the same order.
 
+        Returns:
+            The gradients in the same order and of the same types. Sparse gradients have unique
+            ascending indices if there are multiple ranks or the store watches the variable.
+
         Raises:
             TypeError: If the gradient of a watched variable is dense.
         """
@@ -73,8 +77,9 @@ class GradientExchange:
         dense: dict[tf.DType, list[int]] = {}
         sparse = [i for i, gradient in enumerate(passed) if isinstance(gradient, tf.IndexedSlices)]
         for index, (gradient, source) in enumerate(zip(passed, sources, strict=True)):
-            # The gradient of an anchor is always 0. It only marks that rows have been exchanged, so
-            # it needs no exchange.
+            # An anchor is a weight that only makes TensorFlow run the backward pass of an embedding
+            # layer, see `keras.row_gradients`. Its dense gradient is always 0, so it needs no
+            # exchange.
             is_anchor = hasattr(source, "slipstream_anchor")
             if gradient is not None and index not in sparse and not is_anchor:
                 dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
@@ -90,7 +95,7 @@ class GradientExchange:
         return averaged
 
     def _share(self, gradient: Any) -> Any:
-        """Divides a sparse gradient by the number of ranks.
+        """Divides a sparse gradient by the number of ranks; returns others unchanged.
 
         Dense gradients are divided after the sum. Sparse gradients are divided before deferring, so
         that the movement of a deferred sum is estimated correctly.

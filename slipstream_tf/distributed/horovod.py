@@ -1,6 +1,6 @@
 """The Horovod communicator, and the setup of a rank's process.
 
-Only this module imports the Horovod library. `agent` imports Horovod's launcher.
+Only this module imports the Horovod library. `_utils.agent` imports Horovod's launcher.
 
 On Linux, each rank is bound to its part of the host's processors, and Horovod's threads run as
 SCHED_BATCH, which does not preempt other threads on wake-up. Both prevent a stall in Gloo, which
@@ -101,7 +101,10 @@ def threads() -> set[int]:
 
 @contextlib.contextmanager
 def giving_way() -> Iterator[None]:
-    """Makes threads that start in this context not preempt other threads."""
+    """Returns a context in which new threads do not preempt other threads.
+
+    They run as SCHED_BATCH, see the top of this module.
+    """
     before = threads()
     yield
     for thread in threads() - before:
@@ -113,9 +116,10 @@ _MISSING = (
     "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
     "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
 )
-# Horovod's cycle time. Each dependent collective waits for a cycle. Sharded rows need three per
-# step: at 0.5 ms, that is a fifth of a step of 5 ms. Across hosts the cycle is a smaller part of a
-# step, and idle ranks send five times as many control messages at 0.1 ms.
+# Horovod's cycle time. Collectives start only at the end of a cycle. Sharded rows need three
+# dependent collectives per step: with cycles of 0.5 ms they wait up to 1.5 ms, and a step can be as
+# short as 5 ms. Across hosts the wait is a smaller part of a step, and a cycle of 0.1 ms would make
+# idle ranks send five times as many control messages.
 _CYCLE_MS, _CYCLE_MS_OF_HOSTS = "0.1", "0.5"
 # Horovod matches collectives by name. TensorFlow adds the scopes of loops and conditions to the
 # name, and their numbers can differ between ranks.
@@ -218,7 +222,14 @@ class HorovodCommunicator:
         return passed
 
     def _count(self, nbytes: Any, kind: comm.Kind, name: str, times: int = 1) -> Any:
-        """Counts bytes of one or multiple kinds, each sent `times` times."""
+        """Adds bytes to the traffic of one or multiple kinds.
+
+        Args:
+            nbytes: The number of bytes, int64. The rest that a `Mixed` does not name is "control".
+            kind: See `Communicator.sum`.
+            name: See `Communicator.sum`.
+            times: How often this rank sends the bytes.
+        """
         counts = [nbytes]
         if isinstance(kind, comm.Mixed):
             parts = [part for _, part in kind.parts]
@@ -247,9 +258,9 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     """Joins the Horovod job of this process, or returns a single-process job.
 
     A process is a rank of a job if a launcher (horovodrun, mpirun) has set its environment
-    variables. Further calls return the same communicator. Call it before TensorFlow runs any
-    operation, because it binds the process to processors and TensorFlow sizes its thread pools by
-    them.
+    variables. In a job, further calls return the same communicator. Call it before TensorFlow runs
+    any operation, because it binds the process to processors and TensorFlow sizes its thread pools
+    by them.
 
     It changes these defaults, unless the environment sets them:
 
@@ -264,14 +275,13 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     rank and the address of its host. The loss of a rank is detected
 
     - immediately, if its program fails, exits early or is killed.
-    - after the timeout and an additional tenth of the timeout or one second, if its host or the
-      network fails.
+    - after the timeout plus a tenth of it (at least one second), if its host or the network fails.
     - after 1.5 times the timeout and five seconds, if its process is stopped.
 
     A rank that does not end by itself, because it is not in a collective or catches the error, is
     terminated after one more timeout.
 
-    Ranks of elastic jobs (see `agent`) are not watched, because they are restarted.
+    Ranks that `slipstream-elastic` started are not watched, because it restarts them.
 
     Example:
 

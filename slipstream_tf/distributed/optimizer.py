@@ -47,8 +47,8 @@ def DistributedOptimizer(
         backward_passes_per_step: The number of steps of `fit` over which each rank accumulates
             gradients before their mean is exchanged and applied, like Horovod's
             `average_aggregated_gradients=True`. It sets the optimizer's
-            `gradient_accumulation_steps`. Rows take part if their store was created with
-            apply="step".
+            `gradient_accumulation_steps`. Rows of an embedding layer take part if the layer was
+            created with `apply="step"`.
 
     Returns:
         The wrapped optimizer.

@@ -127,10 +127,9 @@ class AnnouncedKeys:
 
 
 def identity_of(packed: PackedFeatures, feature_table: Sequence[int]) -> tf.Tensor:
-    """Returns a tensor that identifies the keys of a batch.
+    """Returns a tensor that identifies the keys of a batch, int64 [n].
 
-    The result is int64 [n]. It is equal for two batches if they request the same keys.
-
+    Two batches have equal tensors if and only if they have the same keys in the same layout.
     Weights are ignored.
 
     Args:
@@ -186,9 +185,9 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     without examples take part with an empty batch (see `even_ends`). A lookup reads the current
     rows of their owners, rounded to the wire dtype.
 
-    Each rank caches replicas of rows. The flags of saturated keys are stored with at most half of
-    the replicas. Further keys, and keys with an evicted replica, are not masked until the next
-    window.
+    Each rank caches replicas of rows, and marks the replicas of saturated keys. At most half of the
+    replicas can be marked. Gradients of further keys, and of keys with an evicted replica, are not
+    masked or deferred by interval until the next window.
 
     Deferring by movement needs the optimizer's slots to estimate the movement of a row. Owners send
     one number per row for this: the smallest accumulator (Adagrad) or second moment (Adam) of the
@@ -225,19 +224,22 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
         Args:
             tables: At least one table, with unique names.
-            optimizer: The optimizer of tables without an optimizer. None means `Adagrad`.
+            optimizer: The optimizer of tables that have no `optimizer` setting. None means
+                `Adagrad`.
             comm: The communicator of the job.
-            wire_dtype: The dtype of rows and gradients in messages, see `Wire.of`. "auto" chooses
-                the fastest dtype for the network between the ranks.
-            cache_bytes: The size of all replicas on a rank in bytes. The distinct keys of a batch
-                must fit. Defaults to 256 MiB.
+            wire_dtype: The dtype of rows and gradients in messages, for example "bfloat16", or two
+                dtypes, for example "bfloat16,int8". See `Wire.of`. "auto" chooses the fastest dtype
+                for the network between the ranks.
+            cache_bytes: The maximum size of all replicas on a rank in bytes. The distinct keys of a
+                batch must fit. Defaults to 256 MiB.
             wire_warmup_steps: The number of table updates before rows and gradients are rounded.
                 Rounding disturbs the first updates most.
             prefetch: Whether batches can be announced.
 
         Raises:
-            ValueError: As `NativeStore`, if `cache_bytes` is less than one row, or if the settings
-                of the ranks differ. The error names the setting.
+            ValueError: As `NativeStore`, if `cache_bytes` is less than two replicas per table or
+                more than the machine's memory, or if the settings of the ranks differ. The error
+                names the setting.
         """
         rows = rows_within(cache_bytes, tables, optimizer, "ShardedStore")
         settings = {"cache_bytes": cache_bytes, "prefetch": bool(prefetch)}
@@ -328,7 +330,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return KeyRequest(theirs.sizes, theirs.keys)
 
     def _request_ahead(self, routed: exchange_ops.Routed) -> KeyRequest:
-        """Requests the next batch's rows; starts to read rows from disk."""
+        """Exchanges the keys of the next batch.
+
+        It also starts to read the rows from disk that other ranks request from this rank.
+        """
         request = self._request(routed, "next")
         if not self.spills:
             return request
@@ -341,9 +346,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return request
 
     def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """Sends collected rows to their owners.
+        """Sends collected rows to their owners; a collective.
 
-        If any value on any rank is not finite, all results are NaN.
+        See `NativeStore.share_collected`. If any value on any rank is not finite, all values on all
+        ranks are NaN.
         """
         shared = super().share_collected(rows)
         if self.comm.size == 1:
@@ -402,7 +408,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._replicas.decay_counts(factor)
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """Sets row flags; use the same arguments on all ranks."""
+        """Replaces the row flags of a table.
+
+        Pass the same arguments on all ranks.
+        """
         if self.comm.size == 1:
             return super().set_row_flags(table, keys, flags)
         self._replicas.withhold(table, np.asarray(keys, np.int64), np.asarray(flags, np.uint8))

@@ -251,7 +251,9 @@ class Changes:
 
 
 def changes(before: TableRows, now: TableRows) -> Changes:
-    """Compares two copies of a table bit by bit; 0.0 and -0.0 differ.
+    """Compares two copies of a table bit by bit.
+
+    0.0 and -0.0 differ.
 
     Args:
         before: The earlier copy.

@@ -144,7 +144,7 @@ def _write(
 
 @contextlib.contextmanager
 def _served_by(model: Any, served: list[ServedTable]) -> Iterator[None]:
-    """Returns a context in which the model's layers look up rows in served tables.
+    """Returns a context in which the model's layers use serving stores.
 
     The model is traced in this context. At its end the layers get their stores back.
     """
@@ -175,7 +175,7 @@ def _refuse_own_ops(traced: Any) -> None:
 
 
 def _track_rest(root: Any, model: Any, traced: Any) -> None:
-    """Makes the SavedModel contain all other variables and lookup tables of the model.
+    """Adds the model's other variables and lookup tables to the SavedModel.
 
     `root.others` holds variables that are not in `model.weights`.
     """

@@ -268,7 +268,7 @@ def _pooled_ragged(
     combiner: str,
     gather: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Pools `bags`, a pair of keys int64 [total] and row splits [batch + 1].
+    """Pools bags: keys int64 [total] and row splits [batch + 1].
 
     Only keys with a True value in bool [total] `is_key` count.
     """

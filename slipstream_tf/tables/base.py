@@ -123,7 +123,10 @@ class TrackedStore:
         return (self,)
 
     def size(self, table: str) -> int:
-        """Returns the number of rows of a table, on this rank if `is_spread`."""
+        """Returns the number of rows of a table.
+
+        If `is_spread`, only the rows of this rank count.
+        """
         raise NotImplementedError
 
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:

@@ -180,7 +180,7 @@ class NativeStore(EmbeddingStore):
                 table_ops.announce(handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0])
 
     def spill_statistics(self, table: str) -> table_ops.SpillStatistics:
-        """Returns the numbers of rows in memory and on disk, and of row transfers."""
+        """Returns numbers of rows in memory, on disk and transferred."""
         return table_ops.spill_statistics(self._handle_of(table))
 
     def size(self, table: str) -> int:

@@ -126,7 +126,11 @@ class Rates:
         return tf.stack([tf.convert_to_tensor(rate) for rate in rates])
 
     def of(self, table: int) -> float:
-        """Returns the learning rate of the next update of the table with index `table`."""
+        """Returns the learning rate of a table's next update.
+
+        Args:
+            table: Index of the table.
+        """
         factor = self._factor() if self._optimizer is not None else None
         return float(tf.convert_to_tensor(self._rate(table, factor, ())))
 

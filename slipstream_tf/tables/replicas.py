@@ -28,7 +28,9 @@ from slipstream_tf.tables.native import CollectingStore, NativeStore
 
 
 def counts_of(among: np.ndarray, keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the counts of the keys `among`, float32 [m]; 0 if a key is not counted.
+    """Returns the counts of the keys `among`, float32 [m].
+
+    The count of a key that is not in `keys` is 0.
 
     Args:
         among: int64 [m], ascending, the keys to look up.

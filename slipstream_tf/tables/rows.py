@@ -135,9 +135,10 @@ class TableRows:
 
     @property
     def learning_rate(self) -> float | None:
-        """The learning rate of the next update. Assign a number to change it.
+        """The learning rate of the next update.
 
-        Tables without an `optimizer` setting share one rate and change together.
+        Assign a number to change it. Tables without an `optimizer` setting share one rate and
+        change together.
         """
         return self.store.learning_rate_of(self.name)
 

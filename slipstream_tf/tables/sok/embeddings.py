@@ -186,7 +186,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return found.lookup(keys)
 
     def _count_sent(self, nbytes: Any, kind: str) -> None:
-        """Adds bytes, an int64 scalar, to the traffic of a kind such as "keys"."""
+        """Adds bytes, an int64 scalar, to a kind of traffic ("keys")."""
         self.comm.count_sent(nbytes, kind, f"slipstream.sok.{kind}")
 
     def apply_gradients(
@@ -216,7 +216,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
     def _to_owners(
         self, table: SokTable, keys: tf.Tensor, rows: tf.Tensor, is_deferred: Any
     ) -> tf.IndexedSlices:
-        """Sends gradient rows to their owners; returns the rows that this rank received.
+        """Sends gradient rows to their owners; returns the received rows.
 
         SOK's gradient function does the same, but it accepts only the keys of a lookup. The
         collected keys can differ, because sums of earlier steps can be due.

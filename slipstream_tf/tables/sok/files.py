@@ -72,10 +72,11 @@ def load(store: SokStore, folder: str | os.PathLike[str]) -> None:
 def written_since(
     store: SokStore, time: datetime.datetime
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns the rows of HierarchicalKV (HKV) tables changed after a time; a collective.
+    """Returns the rows of HKV tables changed after a time; a collective.
 
-    SOK reports every written row, including rows of masked keys, which the store rewrites unchanged
-    once per window. Keys that have been masked without a break since before `time` are excluded.
+    HKV (HierarchicalKV) tables are variables with `var_type="hybrid"`. SOK reports every written
+    row, including rows of masked keys, which the store rewrites unchanged once per window. Keys
+    that have been masked without a break since before `time` are excluded.
 
     Note: the result may contain rows that did not change, because SOK reports only the fact of a
     write: keys that were masked or unmasked after `time`, and rows that SOK created after `time`

@@ -316,6 +316,6 @@ class SokMovements(Movements):
 
 
 def _kind(optimizer: Any) -> str:
-    """Returns the name of an optimizer's class in this package, for example "SGD"."""
+    """Returns the corresponding class name in this package, for example "SGD"."""
     kind = type(inner_of(optimizer)).__name__.removesuffix("Optimizer")
     return "SGD" if kind == "GradientDescent" else kind

@@ -53,7 +53,10 @@ class UnchangedKeys:
         self._keys, self._since = keys, since
 
     def forget(self) -> None:
-        """Forgets all keys. Call it before an update that may change any row."""
+        """Forgets all keys.
+
+        Call it before an update that may change any row.
+        """
         self._keys, self._since = np.empty(0, np.int64), np.empty(0)
 
     def since(self, time: float) -> np.ndarray:

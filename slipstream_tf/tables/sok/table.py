@@ -157,9 +157,10 @@ class SokTable:
         return self.spread(tf.constant(keys, tf.int64)).numpy()
 
     def spread(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns each key's owner if rows are sharded, int64 [n]; works in a graph.
+        """Returns each key's owner if rows are sharded, int64 [n].
 
-        SOK computes the owner as the unsigned key modulo the number of ranks.
+        It also works in a graph. SOK computes the owner as the unsigned key modulo the number of
+        ranks.
 
         Args:
             keys: int64 [n].
