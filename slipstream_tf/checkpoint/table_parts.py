@@ -288,7 +288,7 @@ def next_before(
 
 
 def _accesses_of(store: SavedStore, name: str) -> dict[str, Any]:
-    """Returns attributes of a `TablePart` if another rank writes its rows."""
+    """Returns attributes of a `TablePart` for a table that another rank writes."""
     # Include all keys, also without an access on this rank, because each has a row.
     keys = store.keys_of(name)
     own = {"keys": keys, "counts": counts_of(keys, **store.export_accesses(name))}
@@ -301,7 +301,14 @@ def _rows_of(
     before: FilesBefore | None,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Returns attributes of a `TablePart` if this rank writes its rows."""
+    """Returns attributes of a `TablePart` for a table that this rank writes.
+
+    Args:
+        store: The store.
+        table: The table.
+        before: The earlier files to extend, or None.
+        folder: The folder into which they are linked, or None.
+    """
     name, slots = table.name, store.slot_layout(table.name).initial.size
     accesses = store.export_accesses(name) if store.is_in_sok else None
     if store.spills_rows(name):

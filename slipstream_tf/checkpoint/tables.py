@@ -333,9 +333,11 @@ class SavedTable:
 
 
 def name_before(path: Path, index: int) -> Path:
-    """Returns the path of the earlier file `index` of a table.
+    """Returns the path of an earlier file that a table's file extends.
 
-    Index 0 is the oldest file.
+    Args:
+        path: The path of the table's file.
+        index: The number of the earlier file, 0 for the oldest.
     """
     return path.with_name(f"{path.name}-before-{index}")
 

@@ -39,6 +39,10 @@ def map_in_step(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.da
     it. Examples would then be classified before a window ends, and ranks would call collectives for
     batches that the training loop has not requested. The side effect in this function prevents
     that.
+
+    Args:
+        dataset: The dataset.
+        function: A function as for `dataset.map`.
     """
 
     def apply(*parts: Any) -> Any:
@@ -78,9 +82,13 @@ def no_inputs(element_spec: Any, place: str) -> Any:
 
 
 def loosen(element: Any) -> Any:
-    """Removes static batch sizes and ragged widths from a batch.
+    """Returns a batch without static batch sizes and ragged widths.
 
-    Both differ in an empty batch.
+    Call it in a `dataset.map` function. An empty batch has other sizes, and a dataset can contain
+    both only if their static shapes agree.
+
+    Args:
+        element: A batch: a nested structure of dense, ragged and sparse tensors.
     """
 
     def loosen_part(part: Any) -> Any:

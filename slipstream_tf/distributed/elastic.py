@@ -214,6 +214,10 @@ def require_restored(last: SavedJob | None, expected: Path | None) -> None:
 
     The data continues from the expected checkpoint, so restoring another one would repeat or lose
     examples.
+
+    Args:
+        last: The restored checkpoint, or None.
+        expected: The folder that `newest` returned, or None.
     """
     if (None if last is None else last.path) != expected:
         raise RuntimeError(f"The commit {expected} is damaged. Remove it, and start again.")

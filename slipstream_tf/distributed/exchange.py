@@ -76,7 +76,12 @@ class Wire:
 
 
 def require_one_dtype(wire_dtype: str, place: str) -> None:
-    """Raises ValueError for a pair of dtypes if only gradients are exchanged."""
+    """Raises ValueError for a pair of dtypes, because only gradients are exchanged.
+
+    Args:
+        wire_dtype: A setting for `Wire.of`, or "auto".
+        place: Description of the exchange, for the error.
+    """
     if "," in str(wire_dtype):
         allowed = f"one of {', '.join(WIRE_DTYPES)}, auto: only gradients travel"
         raise invalid("wire_dtype", wire_dtype, place, allowed)

@@ -204,6 +204,10 @@ def _row_floats(gradient: tf.IndexedSlices) -> int:
 def store_of(watched: Any, place: str) -> VariableStore:
     """Returns `watched` if it is a variable store, else its attribute `store`.
 
+    Args:
+        watched: The argument `store` of a public function.
+        place: Name of that function, for the error.
+
     Raises:
         ValueError: If neither is a `VariableStore`.
     """

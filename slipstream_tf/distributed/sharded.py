@@ -154,7 +154,7 @@ def _are_equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 def _either(
     condition: tf.Tensor, there: Sequence[tf.Tensor], make: Callable[[], Sequence[tf.Tensor]]
 ) -> Sequence[tf.Tensor]:
-    """Calls `make` unless a condition holds, and keeps the names of collectives.
+    """Returns `there` if a condition holds, else the result of `make`.
 
     It replaces `tf.cond(condition, lambda: there, make)`. `tf.cond` inlines its branches into the
     graph and numbers their nodes by the rest of the graph. The numbers differ between ranks that
@@ -372,9 +372,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._with_summary.assign(by_movement)
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Writes rows at their owners and drops their replicas and deferred gradients.
+        """Writes rows at their owners, and removes their replicas.
 
-        This method is a collective, with the same keys and rows on all ranks.
+        This method is a collective, with the same keys and rows on all ranks. Deferred gradients of
+        the rows are dropped on all ranks.
         """
         self._require_same_rows(table, keys, rows)
         own = self.owners(table, keys) == self.comm.rank

@@ -185,7 +185,13 @@ def apply_delta(
 
 
 def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) -> None:
-    """Raises ValueError if the rows of a SavedModel were rounded."""
+    """Raises ValueError if the rows of a SavedModel were rounded.
+
+    Args:
+        argument: Name of the argument that gave the path, for the error.
+        manifest: Manifest of the SavedModel.
+        path: Folder of the SavedModel.
+    """
     for entry in manifest["tables"]:
         dtype, own = entry.get("rows_dtype"), Table.from_config(entry["config"]).storage.dtype
         if dtype not in (None, own):

@@ -279,7 +279,13 @@ def weight_entries(weights: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any], file: Path = _MANIFEST) -> None:
-    """Writes the manifest of an export as indented JSON."""
+    """Writes the manifest of an export as indented JSON.
+
+    Args:
+        path: Folder of the export.
+        manifest: The manifest.
+        file: Path of the manifest file, relative to the folder.
+    """
     (path / file).parent.mkdir(parents=True, exist_ok=True)
     (path / file).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 

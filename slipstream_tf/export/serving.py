@@ -175,7 +175,7 @@ class ServingStore:
 
 
 def constant_value(table: Table) -> float | None:
-    """Returns the constant value of initial rows, or None if random."""
+    """Returns the constant that a table's initializer writes, or None if random."""
     kind, value, _ = op_attributes(table.initializer)
     return {"zeros": 0.0, "constant": value}.get(kind)
 

@@ -39,6 +39,9 @@ class SlotLayout(NamedTuple):
 class TrackedStore:
     """Base class of all stores; the interface that the saturation engine uses.
 
+    The argument `table` of a method is the name of a table. Methods raise a ValueError if the store
+    has no table of this name.
+
     Attributes:
         tables: The tables, in the order of the table indices.
         comm: The communicator of the ranks that train the tables together. None for a single
@@ -198,7 +201,15 @@ class TrackedStore:
         raise NotImplementedError
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Sets the policy for a table's gradients, from the next update."""
+        """Sets the policy for a table's gradients, from the next update.
+
+        Args:
+            table: Name of the table.
+            policy: Whether the gradients are applied, masked or deferred.
+
+        Raises:
+            ValueError: The store does not support the policy.
+        """
         raise NotImplementedError
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
@@ -274,7 +285,7 @@ class SavedStore(TrackedStore):
     def _num_unapplied(self, table: str) -> int:
         """Returns the number of deferred gradients to apply on this rank.
 
-        In a dry run it is 0, because gradients are not really deferred.
+        In a dry run it is 0, because gradients were already applied and are only counted.
         """
         return 0 if self._policy_of(table).is_shadow else self.update_counts(table).deferred_now
 
@@ -378,7 +389,12 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def import_admission(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the admission counters by the result of `export_admission`."""
+        """Replaces the admission counters.
+
+        Args:
+            table: Name of the table.
+            contents: Result of `export_admission`.
+        """
         raise NotImplementedError
 
     def export_accesses(self, table: str) -> dict[str, np.ndarray]:
@@ -395,7 +411,12 @@ class SavedStore(TrackedStore):
         return {name: contents[name][is_accessed] for name in ("keys", "counts")}
 
     def import_accesses(self, table: str, accesses: Mapping[str, np.ndarray]) -> None:
-        """Replaces the access counts by the result of `export_accesses`."""
+        """Replaces the access counts.
+
+        Args:
+            table: Name of the table.
+            accesses: Result of `export_accesses`.
+        """
         raise NotImplementedError
 
     def export_deferred(self, table: str) -> dict[str, np.ndarray]:
@@ -406,7 +427,12 @@ class SavedStore(TrackedStore):
         raise NotImplementedError
 
     def import_deferred(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the deferred gradients by the result of `export_deferred`."""
+        """Replaces the deferred gradients.
+
+        Args:
+            table: Name of the table.
+            contents: Result of `export_deferred`.
+        """
         raise NotImplementedError
 
     def flush(self) -> None:

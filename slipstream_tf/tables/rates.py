@@ -224,7 +224,9 @@ class Rates:
 def require_rate(rate: Any, place: str) -> float:
     """Returns a rate as a float, and raises ValueError if invalid.
 
-    Accepts finite numbers of at least 0, also as scalar tensors.
+    Args:
+        rate: A finite number of at least 0, also as a scalar tensor.
+        place: Name of the table or layer, for the error.
     """
     number = rate.numpy() if hasattr(rate, "numpy") else rate
     return float(require_number("learning_rate", number, 0.0, place=place))
@@ -250,7 +252,7 @@ def _dense_rate(rate: Any, iterations: Any) -> tf.Tensor:
 
 
 def _reference_of(rate: Any) -> float:
-    """Returns the reference value of a dense rate."""
+    """Returns the reference of a dense rate; see `Rates.follow`."""
     reference = float(_dense_rate(rate, 0))
     if _compat.is_schedule(rate):
         # During warm-up the rate is not representative, so take the warm-up's target.

@@ -157,7 +157,12 @@ _FLAGGED_SHARE = 0.5
 
 
 def copy_bytes(table: Table, rule: SparseOptimizer) -> int:
-    """Returns the bytes of one replica, including its optimizer slots."""
+    """Returns the bytes of one replica, including its optimizer slots.
+
+    Args:
+        table: The table.
+        rule: The optimizer of the table's replicas.
+    """
     return 4 * (table.dim + rule.slots_per_row(table.dim)) + _OVERHEAD
 
 
@@ -263,7 +268,7 @@ class ReplicatingStore(CollectingStore):
     ) -> None:
         """Replaces this rank's replicas by the result of `export_copies`.
 
-        If `takes_flags` is false, or the contents have no flags, replicas keep their present flags.
+        If `takes_flags` is False, or the contents have no flags, replicas keep their present flags.
 
         Note: call it only in the middle of a window, after `set_row_flags` and before
         `import_deferred`, because it discards deferred gradients.

@@ -179,7 +179,12 @@ class TableRows:
 def checked_keys(keys: Any) -> np.ndarray:
     """Returns keys as int64 [n].
 
-    Unsigned integers keep their bits. Strings are hashed in the same way as in layers.
+    Args:
+        keys: Integers or strings [n]. Unsigned integers keep their bits. Strings are hashed in the
+            same way as in layers.
+
+    Raises:
+        ValueError: The keys have another dtype or shape.
     """
     found = np.asarray(keys)
     if found.size == 0 and found.ndim == 1:

@@ -297,9 +297,13 @@ class VariableStore(WatchingStore):
         return table_contents(np.arange(len(rows)), rows, counts=self._counts[table].numpy())
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces rows and access counts by the `export_table` result of any store.
+        """Replaces rows and access counts.
 
         Rows of keys that are not in the contents keep their values and get a count of 0.
+
+        Args:
+            table: Name of the table.
+            contents: Result of `export_table` of any store. Slots are ignored.
 
         Raises:
             ValueError: A key is out of range, a value is invalid, or the rows have another

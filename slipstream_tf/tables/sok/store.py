@@ -263,7 +263,10 @@ class SokStore(SpreadStore, WatchingStore):
         return self._movements.learning_rate(self._updater) if is_known else 0.0
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
-        """Replaces a table's saturated keys; see `TrackedStore.set_row_flags`."""
+        """Replaces a table's saturated keys; see `TrackedStore.set_row_flags`.
+
+        Rewrites the rows of keys that were or are saturated, so that HKV does not evict them.
+        """
         found, watched = self._table(table), self._watched[self._require(table)]
         before = watched.saturated
         super().set_row_flags(table, keys, flags)
@@ -278,13 +281,6 @@ class SokStore(SpreadStore, WatchingStore):
             self._unchanged[table].forget()
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
-        """Sets the policy for gradients of a table, from the next step.
-
-        Raises:
-            ValueError: The policy defers by movement, but movement is not defined for the
-                optimizer. Or the policy decays moments or simulates ranks, which requires an
-                optimizer of the store.
-        """
         masked = self._watched[self._require(table)].masks
         super().set_update_policy(table, policy)
         if not (masked and self._watched[table].masks):

@@ -170,7 +170,7 @@ class SokTable:
             return tf.cast(unsigned % tf.constant(self.ranks, tf.uint64), tf.int64)
 
     def own(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the keys that this rank owns."""
+        """Returns those of the keys, int64 [n], that this rank owns."""
         return keys[self.owners(keys) == self.rank]
 
     def indices(self, own_keys: np.ndarray) -> np.ndarray:
@@ -262,6 +262,10 @@ class SokTable:
 def open_table(name: str, variable: Any) -> SokTable:
     """Returns a table for a SOK variable, after validating its settings.
 
+    Args:
+        name: Name of the table.
+        variable: A `sok.DynamicVariable` with int64 keys, or a variable created by `sok.Variable`.
+
     Raises:
         ValueError: It is not a SOK variable, or SOK would ignore or misread one of its settings.
     """
@@ -321,7 +325,6 @@ class SpreadStore(UpdatedElsewhere):
         return self._table(table).owners(np.asarray(keys, np.int64))
 
     def size(self, table: str) -> int:
-        """Returns the number of rows of a table on this rank."""
         return self._table(table).size()
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
