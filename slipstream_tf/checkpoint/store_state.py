@@ -186,7 +186,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
         store: An embedding store.
 
     Returns:
-        Arrays by name: "manifest" (JSON as uint8), "learning_rate" and, for table i,
+        Arrays by name: "manifest" (JSON as uint8), the rates of `Rates.export` and, for table i,
         "table_<i>_keys", "table_<i>_rows", "table_<i>_slots", "table_<i>_counts" and the other
         arrays of `store.export_table`.
     """

@@ -136,7 +136,8 @@ def even_ends(
         note: A function that is called like a function of `dataset.map`, with each batch and the
             number of its examples divided by the mean over the ranks (a float32 scalar). It returns
             the batch to yield. For example, `sampling.notes.note_share` stores the ratio in the
-            batch, so that `keras.LossFeedback` needs no collective in each step.
+            batch, so that `keras.LossFeedback` needs no collective in each step. It is not called
+            in a single process.
 
     Returns:
         A dataset with the same batches, followed by empty batches until all ranks have reached the
@@ -195,7 +196,8 @@ def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tenso
 
     Returns:
         The loss (0 for an empty batch). Its gradient is multiplied by the number of ranks times
-        `batch_size`, divided by the number of examples on all ranks.
+        `batch_size`, divided by the number of examples on all ranks. In a single process, the
+        unchanged loss.
     """
     if comm.size == 1:
         return loss
@@ -211,6 +213,9 @@ def scale_loss_by(loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         loss: The mean loss over the examples of this rank's batch, a float32 scalar.
         share: The number of examples in this rank's batch divided by the mean over the ranks, a
             scalar.
+
+    Returns:
+        The loss (0 if `share` is 0), with its gradient multiplied by `share`.
     """
     loss = tf.where(share > 0, loss, tf.zeros_like(loss))
     scaled = loss * share

@@ -69,8 +69,9 @@ def share_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
 def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
     """Binds all threads of this process to the processors of its rank.
 
-    New threads inherit the binding. It is not changed if a launcher, `taskset` or the environment
-    variable HOROVOD_THREAD_AFFINITY has already set one.
+    New threads inherit the binding. It is changed only on Linux and with multiple ranks on the
+    host, and not if a launcher, `taskset` or the environment variable HOROVOD_THREAD_AFFINITY has
+    already set one.
 
     Args:
         rank: The local rank on the host, from 0.
@@ -103,7 +104,7 @@ def threads() -> set[int]:
 def giving_way() -> Iterator[None]:
     """Returns a context in which new threads do not preempt other threads.
 
-    They run as SCHED_BATCH, see the top of this module.
+    At its end, threads that started in it are set to SCHED_BATCH. See the top of this module.
     """
     before = threads()
     yield

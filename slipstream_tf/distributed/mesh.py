@@ -31,10 +31,10 @@ Connection: TypeAlias = tuple[str, socket.socket]
 def own_addresses() -> list[str]:
     """Returns the IPv4 addresses at which other ranks can reach this host.
 
-    It is the address of the interface that a launcher has selected (HOROVOD_GLOO_IFACE), else the
+    This is the address of the interface that a launcher has selected (HOROVOD_GLOO_IFACE), else the
     local address of the route to the launcher (HOROVOD_GLOO_RENDEZVOUS_ADDR). If neither variable
-    is set, as with mpirun, it returns the addresses of all interfaces. The loopback is included
-    only if there is no other interface.
+    gives an address, as with mpirun, the result has the addresses of all interfaces. The loopback
+    is included only if there is no other address. Without any address, the result is the host name.
     """
     chosen = os.environ.get("HOROVOD_GLOO_IFACE")
     names = [name for _, name in socket.if_nameindex()]

@@ -186,8 +186,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     rows of their owners, rounded to the wire dtype.
 
     Each rank caches replicas of rows, and marks the replicas of saturated keys. At most half of the
-    replicas can be marked. Gradients of further keys, and of keys with an evicted replica, are not
-    masked or deferred by interval until the next window.
+    replicas can be marked. Gradients of further keys, and of keys with an evicted replica, are
+    neither masked nor deferred by interval until the next window.
 
     Deferring by movement needs the optimizer's slots to estimate the movement of a row. Owners send
     one number per row for this: the smallest accumulator (Adagrad) or second moment (Adam) of the

@@ -66,7 +66,17 @@ class PeerLostError(RuntimeError):
 
 @dataclasses.dataclass
 class _Peer:
-    """The state of another rank, as seen by this rank."""
+    """The state of another rank, as seen by this rank.
+
+    Attributes:
+        rank: The rank of the peer.
+        address: The address of the peer's host.
+        connection: The connection to the peer.
+        unread: Received bytes of a message that is not complete yet.
+        has_left: Whether the peer has reported that its program has finished or failed.
+        has_answered: Whether the peer has answered a question whether it is alive.
+        error: The error of sending a message, if any. Reading does not raise it again.
+    """
 
     rank: int
     address: str
@@ -74,7 +84,6 @@ class _Peer:
     unread: bytes = b""
     has_left: bool = False
     has_answered: bool = False
-    # The error of sending a message. Reading does not raise it again.
     error: OSError | None = None
 
 
@@ -288,11 +297,15 @@ def start(
     Args:
         rank: The rank of this process.
         size: The number of ranks, at least 2.
-        gather: See `mesh.connect`.
+        gather: A collective that takes this rank's text and returns the texts of all ranks, rank 0
+            first.
         timeout_seconds: The maximum time without a response from a host.
 
+    Returns:
+        The running watch.
+
     Raises:
-        ConnectionError: See `mesh.connect`.
+        ConnectionError: If a rank cannot be reached or does not connect in time.
     """
     watch = Watch(rank, *mesh.connect(rank, size, gather, timeout_seconds), timeout_seconds)
     report = sys.excepthook

@@ -177,7 +177,7 @@ def _refuse_own_ops(traced: Any) -> None:
 def _track_rest(root: Any, model: Any, traced: Any) -> None:
     """Adds the model's other variables and lookup tables to the SavedModel.
 
-    `root.others` holds variables that are not in `model.weights`.
+    The variables are those that are neither in `model.weights` nor in a served table.
     """
     known = {v.ref() for v in root.weights}
     known |= {v.ref() for table in root.tables for v in table.variables_by_name().values()}

@@ -39,8 +39,7 @@ class SlotLayout(NamedTuple):
 class TrackedStore:
     """Base class of all stores; the interface that the saturation engine uses.
 
-    The argument `table` of a method is the name of a table. Methods raise a ValueError if the store
-    has no table of this name.
+    The argument `table` of a method is the name of a table.
 
     Attributes:
         tables: The tables, in the order of the table indices.

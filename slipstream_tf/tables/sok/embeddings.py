@@ -85,13 +85,15 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
 
         Args:
             tables: At least one table. The names must be distinct. With "hybrid", `capacity` must
-                be a power of two and is the capacity per rank, and `eviction` must be "lru".
+                be a power of two and is the capacity per rank, and `eviction` must be "lru". It may
+                be None if `settings` has "init_capacity" and "max_capacity". With "hbm", `capacity`
+                must be None.
             optimizer: Sparse optimizer of all tables: `SGD` without momentum, `Adagrad` with a
                 negligible epsilon, or `Adam` with `bias_correction="table"`. See
                 `tables.sok.optimizers.same_rule`.
             comm: Communicator from `distributed.init()`. None means a single process.
             var_type: "hybrid" (HierarchicalKV, in GPU and host memory) or "hbm" (GPU memory only).
-            settings: HKV settings for all tables, see `tables.sok.hkv.NAMES`.
+            settings: HKV settings for all tables with "hybrid", see `tables.sok.hkv.NAMES`.
             cache_bytes: Budget for the replicas on this rank, in bytes. Must hold the distinct keys
                 of a batch. Defaults to 256 MiB.
 

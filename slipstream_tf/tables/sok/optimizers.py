@@ -74,7 +74,7 @@ class SokRule:
             steps: int64 [2], the number of updates, and 0 for the number of lookups. If the
                 optimizer does not count updates, the number is computed from Adam's powers, and is
                 0 without powers.
-            powers: float32 [2], the values of `powers`, or [0] for other optimizers.
+            powers: float32 [2], the values of `powers`. Empty for other optimizers than Adam.
         """
         steps = 0
         powers = [float(power.numpy()) for power in self.powers()]
