@@ -268,7 +268,8 @@ def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) 
     if accesses is None:
         return contents
     if rank.size > 1 and not rank.has_a_part and target.rule is not None:
-        # A rank can have keys without a row on rank 0, if their gradients are still deferred.
+        # A rank can have counted keys that have no row yet on the rank that wrote the rows, because
+        # their gradients are still deferred.
         contents = target.with_initial_rows(contents, accesses[0])
     return {**contents, "counts": counts_of(contents["keys"], *accesses)}
 

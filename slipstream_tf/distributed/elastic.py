@@ -171,7 +171,7 @@ class BlocksLeft:
         return numbers[~np.isin(numbers, self.taken)][:count]
 
 
-_KEPT = 2
+_KEPT = 2  # Number of commits to keep.
 # Fields of the position that each rank stores in a checkpoint.
 LEFT, TAKEN = "blocks_left", "blocks_taken"
 

@@ -148,8 +148,8 @@ class GradientExchange:
         name = self._names.of(name)
         if self._comm.size > 2:
             return self._comm.sum(flat, "dense", name)
-        # With two ranks, a sum and a gather send the same number of bytes. The gather needs fewer
-        # messages and is combined with the gather of the sparse rows.
+        # With two ranks, a sum and a gather send the same number of bytes, but the gather needs
+        # fewer messages.
         sent = tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
         both = tf.reshape(self._comm.gather(sent, "dense", name), [2, -1, flat.dtype.size])
         first, second = tf.unstack(tf.bitcast(both, flat.dtype))

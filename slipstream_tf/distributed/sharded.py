@@ -191,9 +191,10 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
     Deferring by movement needs the optimizer's slots to estimate the movement of a row. Owners send
     one number per row for this: the smallest accumulator (Adagrad) or second moment (Adam) of the
-    row. The movement is therefore never underestimated, apart from the rounding of a bfloat16 wire.
-    A row with a value that never had a gradient is hardly ever deferred. While any table of the
-    store defers by movement, also in a dry run, this number is sent with every row of all tables.
+    row, rounded down. The movement is therefore never underestimated, apart from the rounding of
+    gradients to `wire_dtype`. A row with a value that never had a gradient is hardly ever deferred.
+    While any table of the store defers by movement, also in a dry run, this number is sent with
+    every row of all tables.
 
     With `prefetch=True`, the keys of a batch can be sent to their owners one step ahead
     (`announce`), in parallel with the rest of the previous step. The rows are still read during the
@@ -248,7 +249,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         self._replicas, self._owners = Replicas(self.tables, self.optimizer, rows), comm.size
         with tf.device("CPU:0"):
-            # Whether rows are sent with the summary of their slots. It is the same on all ranks.
+            # Whether rows are sent with a number that summarizes their slots, see the class. It is
+            # the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
         self._announced = AnnouncedKeys(comm.size, len(self.tables))
         self.prefetches = bool(prefetch)

@@ -16,6 +16,7 @@ from slipstream_tf.initializers import op_attributes
 from slipstream_tf.ops.features import PackedFeatures
 
 _BITS = (1 << 64) - 1
+# Multiplier of an element's index in `row_initializer.cc`.
 _ELEMENT = 0xD1342543DE82EF95
 
 

@@ -43,6 +43,7 @@ class JoinedStore(TrackedStore):
         ValueError: Two tables have the same name, or the stores have different capabilities.
     """
 
+    # Attributes that must have the same value in all stores.
     _ALIKE = (
         *("comm", "is_spread", "is_in_sok", "prefetches"),
         *("lists_hot_keys_by_key", "takes_tables_at_once", "forgets_flags"),

@@ -78,16 +78,18 @@ class Rates:
     def follow(self, optimizer: Any) -> None:
         """Sets the Keras optimizer that the rates follow.
 
-        The rate of an optimizer when it is first passed is its reference. From then on, tables
-        multiply their rates by `dense rate / reference`. The reference of a schedule is its value
-        at step 0, or the end of its warm-up. The reference of a restored optimizer is the reference
-        in the checkpoint.
+        The rate of an optimizer when it is first passed is its reference. From then on, tables with
+        `follow=True` and a number as their rate multiply it by `dense rate / reference`. The
+        reference of a schedule is the target of its warm-up (`warmup_target`), or its value at step
+        0 without a warm-up. The reference of a restored optimizer is the reference in the
+        checkpoint.
 
         Args:
             optimizer: A Keras optimizer. None keeps the present optimizer, if any.
 
         Raises:
-            ValueError: The schedule starts at 0 and has no warm-up target.
+            ValueError: The reference of a schedule is not finite and positive, for example because
+                the schedule starts at 0 and has no warm-up target.
         """
         rate = _compat.dense_rate(optimizer)
         if rate is None or not any(self._follows):
