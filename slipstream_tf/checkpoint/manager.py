@@ -52,7 +52,7 @@ class Engine(Protocol):
         """Returns the complete state: nested dictionaries, lists, numbers and arrays."""
 
     def check(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if `restore` cannot use `states`; changes nothing."""
+        """Raises ValueError if `restore` cannot use `states`, without changing any state."""
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restores a state.

@@ -67,7 +67,7 @@ class Manifest:
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a manifest with a new "checksum" of them."""
+    """Returns the values of a manifest with a new checksum."""
     others = {name: value for name, value in values.items() if name != "checksum"}
     text = json.dumps(others, sort_keys=True, separators=(",", ":"))
     return {**others, "checksum": hashlib.sha256(text.encode()).hexdigest()}

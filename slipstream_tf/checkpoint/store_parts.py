@@ -92,6 +92,9 @@ def prepare(
         rank: The rank of the store.
         evicts: Whether the least valuable rows are dropped if a table exceeds its capacity.
 
+    Returns:
+        The tables to load, in the order of the store.
+
     Raises:
         CheckpointMismatchError: If tables, dimensions or update rules differ, or if a capacity is
             too small.
@@ -151,7 +154,7 @@ class _Target:
         return None if self.store.is_in_sok else self.store.rule_of(self.table.name)
 
     def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
-        """Adds the initial rows of keys that are not in the contents."""
+        """Returns the contents, with initial rows added for missing `keys`."""
         missing = np.setdiff1d(keys, contents["keys"])
         assert self.rule is not None
         in_memory = dataclasses.replace(self.table, storage=self.table.storage.in_memory())

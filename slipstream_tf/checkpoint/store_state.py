@@ -160,7 +160,11 @@ def flatten(tree: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Restores a tree from the results of `flatten`.
+    """Returns the tree that was passed to `flatten`.
+
+    Args:
+        skeleton: The first result of `flatten`.
+        arrays: The second result of `flatten`.
 
     Raises:
         KeyError: If an array is missing.

@@ -53,10 +53,10 @@ class FilesBefore:
         return len(self.rows) > _MOST_BEFORE or sum(self.rows[1:]) > self.rows[0]
 
     def written(self) -> "FilesBefore":
-        """Adds the size of the newest file after it has been written.
+        """Returns a copy that includes the size of the newest file.
 
-        If the file system does not show the file yet, the size is -1. It never matches, so all rows
-        are written again.
+        Call it after the file has been written. If the file system does not show the file yet, the
+        size is -1. It never matches, so all rows are written again.
         """
         size = -1
         with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class TablePart:
     admission: Arrays | None = None
 
     def entry(self) -> dict[str, Any]:
-        """Returns the table's manifest entry; its "rows" are those of this rank."""
+        """Returns the table's manifest entry; "rows" counts this rank's rows."""
         of_table = {name: getattr(self, name) for name in META}
         return {**of_table, "dtype": self.storage.dtype, "rows": self.rows}
 
@@ -233,6 +233,9 @@ def cut(
         before: The files to extend by table name, from `next_before`. Other tables are copied
             completely.
         writers: The rank that copies each replicated table, by table name. Defaults to rank 0.
+
+    Returns:
+        One part per table, in the order of the store.
     """
     is_apart = rank.size > 1 or store.is_in_sok
     has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas

@@ -219,7 +219,7 @@ class SavedTable:
     def _blocks(self, rank: int, group: str) -> Iterator[Arrays]:
         """Yields the blocks of a group that a saved rank wrote.
 
-        Rows also come from the earlier files and from the files of spilled rows.
+        For rows, the blocks include the earlier files and the files of spilled rows.
         """
         if group == "contents" and self._before[rank]:
             yield from self._blocks_with_before(rank)
@@ -376,7 +376,7 @@ def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
 
     Args:
         deferred: Arrays from `SavedTable.deferred`.
-        ranks: The number of simulated ranks, at least 1.
+        ranks: The number of simulated ranks of the update policy, at least 1.
     """
     if not (deferred["ranks"] >= ranks).any():
         return deferred
@@ -384,13 +384,14 @@ def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
 
 
 def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
-    """Drops the least valuable rows until at most `most` rows remain.
+    """Returns contents without the least valuable rows.
 
     Args:
         contents: Arrays sorted by key.
-        most: The maximum number of rows. Pinned rows can exceed it.
+        most: The maximum number of remaining rows. Pinned rows can exceed it.
         pinned: int64 [n], the keys of rows that must be kept.
-        eviction: "lfu" or "lru", as for a table.
+        eviction: "lfu" (rows with the lowest counts are dropped) or "lru" (rows with the oldest use
+            are dropped).
     """
     excess = len(contents["keys"]) - max(most, 0)
     if excess <= 0:
@@ -406,7 +407,7 @@ def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str
 
 
 def with_rows(contents: Arrays, keys: np.ndarray, rows: np.ndarray, initial: np.ndarray) -> Arrays:
-    """Adds rows of further keys with an access count of 0.
+    """Returns contents with added rows, which have an access count of 0.
 
     Args:
         contents: Arrays sorted by key.

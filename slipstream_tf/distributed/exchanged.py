@@ -114,7 +114,10 @@ class ExchangedStore(CollectingStore, NativeStore):
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
-        """Applies the gradients averaged over the ranks; a collective."""
+        """Averages gradients over the ranks and applies them; a collective.
+
+        See `EmbeddingStore.apply_gradients`.
+        """
         if self.comm.size == 1:
             return super().apply_gradients(plan, gradients)
         collected = self._collect(plan, gradients)
@@ -215,7 +218,10 @@ class ExchangedStore(CollectingStore, NativeStore):
         super().write_rows(table, keys, rows)
 
     def remove_rows(self, table: str, keys: np.ndarray) -> int:
-        """Removes the same keys on all ranks; a collective."""
+        """Removes the same keys on all ranks; a collective.
+
+        Returns the number of rows that were removed on this rank.
+        """
         self._require_same_rows(table, keys)
         return super().remove_rows(table, keys)
 
@@ -224,22 +230,29 @@ class ExchangedStore(CollectingStore, NativeStore):
         require_same(self.comm, told, self._names.of("changed"), "keys and rows that are changed")
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
-        """Exports the rows of a table that are stored on this rank.
+        """Returns the rows of a table that are stored on this rank.
+
+        See `SavedStore.export_table` for the arrays.
 
         Args:
             table: The name of the table.
-            flush: Whether the export must include deferred gradients.
+            flush: Whether the rows must include deferred gradients. With multiple ranks they are
+                not applied here, because that is a collective.
 
         Raises:
-            RuntimeError: If `flush` is True and this rank has deferred gradients. Call `flush`
-                first.
+            RuntimeError: If `flush` is True, there are multiple ranks, and this rank has deferred
+                gradients. Call the method `flush` on all ranks first.
         """
         if flush:
             self._require_flushed(table)
         return super().export_table(table, flush)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
-        """Replaces the rows of a table that are stored on this rank."""
+        """Replaces the rows of a table that are stored on this rank.
+
+        Raises:
+            RuntimeError: If there are multiple ranks, and this rank has deferred gradients.
+        """
         self._require_flushed(table)
         super().import_table(table, contents)
         self._steps.assign(contents["steps"][0])

@@ -104,7 +104,7 @@ def threads() -> set[int]:
 def giving_way() -> Iterator[None]:
     """Returns a context in which new threads do not preempt other threads.
 
-    At its end, threads that started in it are set to SCHED_BATCH. See the top of this module.
+    When the context ends, the new threads are set to SCHED_BATCH. See the top of this module.
     """
     before = threads()
     yield
@@ -276,7 +276,8 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     rank and the address of its host. The loss of a rank is detected
 
     - immediately, if its program fails, exits early or is killed.
-    - after the timeout plus a tenth of it (at least one second), if its host or the network fails.
+    - after 1.1 times the timeout, or one second after the timeout if that is later, if its host or
+      the network fails.
     - after 1.5 times the timeout and five seconds, if its process is stopped.
 
     A rank that does not end by itself, because it is not in a collective or catches the error, is

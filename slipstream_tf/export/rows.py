@@ -119,7 +119,7 @@ def layers_of(model: Any) -> list[Any]:
 def weights_of(model: Any) -> list[Any]:
     """Returns the weights of the other layers as a list of `tf.Variable`.
 
-    Keras weights that only represent the rows of a table are left out.
+    Keras weights that only represent the rows of a table are not included.
     """
     return [
         _compat.tensorflow_variable(weight)
@@ -296,6 +296,9 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
     Args:
         path: Folder of a SavedModel or a delta.
         file: Path of the manifest, relative to the folder.
+
+    Returns:
+        The manifest, as from `manifest_of`.
 
     Raises:
         ValueError: If the manifest is missing, unreadable or has another format version.

@@ -330,7 +330,7 @@ class CollectingStore(SavedStore):
         return self._policies[self._require(table)]
 
     def _collect_by(self, table: str, policy: update_policy.UpdatePolicy) -> bool:
-        """Sets the policy by which gradients are collected.
+        """Sets the policy that collects the gradients of a table.
 
         Sums that were deferred under an incompatible policy are flushed first.
 

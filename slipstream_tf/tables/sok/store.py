@@ -97,7 +97,7 @@ class SokStore(SpreadStore, WatchingStore):
     A full HierarchicalKV (HKV) table, `var_type="hybrid"`, evicts the rows with the oldest write.
     Rows of masked keys are not updated, so the store rewrites them, and their slots if `optimizer`
     is given, unchanged once per window. `sok.incremental_model_dump` reports these writes as
-    changes. `sok_files.written_since` excludes most of them.
+    changes. `sok_files.written_since` excludes most of these rows.
 
     Note: a row that SOK evicted is recreated with its initial values when it is read. SOK does not
     report this, so `gather` reports every key as found.

@@ -32,6 +32,9 @@ _MISSING = (
 def open_sok() -> Any:
     """Imports SOK, and initializes SOK and Horovod unless already initialized.
 
+    Returns:
+        The module `sparse_operation_kit`.
+
     Raises:
         ImportError: SOK is not installed or cannot be loaded.
     """
@@ -72,7 +75,11 @@ def wrap_optimizer(optimizer: Any) -> Any:
         optimizer: An optimizer of `tf.compat.v1.train`, or a legacy optimizer of Keras 2.
             Optimizers of SOK (`sok.SGD`, `sok.OptimizerWrapper`) are returned unchanged.
 
+    Returns:
+        A `sok.OptimizerWrapper` of the optimizer, or the optimizer of SOK.
+
     Raises:
+        ImportError: SOK is not installed or cannot be loaded.
         ValueError: SOK does not support the optimizer, for example an optimizer of Keras 3. The
             error lists the supported optimizers.
     """
@@ -170,7 +177,7 @@ class SokTable:
             return tf.cast(unsigned % tf.constant(self.ranks, tf.uint64), tf.int64)
 
     def own(self, keys: np.ndarray) -> np.ndarray:
-        """Returns those of the keys, int64 [n], that this rank owns."""
+        """Returns the subset of keys, int64 [n], that this rank owns."""
         return keys[self.owners(keys) == self.rank]
 
     def indices(self, own_keys: np.ndarray) -> np.ndarray:
