@@ -79,7 +79,7 @@ BLOCK_ROWS = 1 << 16
 _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 _MOST_HEADER_BYTES = 64 << 20
-_MOST_VALUES = 1 << 56
+_MOST_VALUES = 1 << 56  # Per array.
 _DTYPES = frozenset(("<i8", "<i4", "<u8", "<u2", "|u1", "<f2", "<f4", "<f8", "|b1"))
 
 Arrays = dict[str, np.ndarray]

@@ -23,7 +23,7 @@ from slipstream_tf.tables.base import SavedStore
 from slipstream_tf.tables.native import NativeStore
 from slipstream_tf.tables.replicas import counts_of
 
-_LONGEST = 1 << 40
+_LONGEST = 1 << 40  # An age in updates that no deferred sum reaches.
 
 
 @dataclasses.dataclass(frozen=True)

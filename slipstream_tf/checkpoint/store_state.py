@@ -21,6 +21,7 @@ from absl import logging
 from slipstream_tf import optimizers
 from slipstream_tf.checkpoint.array_file import CheckpointMismatchError
 
+# Results of `choose`: load a table with or without its slots.
 WHOLE, WITHOUT_SLOTS = "whole", "without slots"
 REMEDY = (
     "or within slipstream_tf.checkpoint.tables_by_name(), which takes the tables that both have"
@@ -260,6 +261,7 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
     store.rates.restore(rates, [table.name for table in saved])
 
 
+# The ids of the stores within `kept_apart`.
 _apart: set[int] = set()
 
 

@@ -32,6 +32,7 @@ _PAUSE_SECONDS = 0.02
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 150.0
 _ENGINE = "engine"
+# Folder of the checkpoint that is being written. It is renamed when the checkpoint is complete.
 STAGING = ".saving"
 _NAME = re.compile(r"checkpoint-(\d{6,})")
 

@@ -213,7 +213,11 @@ class ExchangedStore(CollectingStore, NativeStore):
         return int(self._steps)
 
     def write_rows(self, table: str, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Writes the same keys and rows on all ranks; a collective."""
+        """Writes the same keys and rows on all ranks; a collective.
+
+        Raises:
+            ValueError: If the arguments of the ranks differ.
+        """
         self._require_same_rows(table, keys, rows)
         super().write_rows(table, keys, rows)
 

@@ -129,9 +129,10 @@ class GradientExchange:
         return self._store.mask_gradients(table, gradient)
 
     def _average_dense(self, gradients: Sequence[Any], name: str) -> list[tf.Tensor]:
-        """Averages dense gradients over the ranks in one sum.
+        """Averages dense gradients of the same dtype in one collective.
 
-        The order of additions is then always the same.
+        Their concatenation is summed as one tensor. The order of additions then does not depend on
+        the order in which the gradients become available.
         """
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
         total = self._sum(flat, f"dense.{name}")
@@ -224,8 +225,9 @@ class DistributedGradientTape:
     Use it in place of the tape, in eager code or in a `tf.function`.
 
     Gradients of the store's variables are returned with unique ascending indices and without
-    saturated keys. The store counts accesses and rows. Other gradients are not masked or deferred.
-    The set of saturated keys is read at run time, so a new set causes no retracing.
+    saturated keys. The store counts accesses and gradient rows. Gradients of other variables are
+    neither masked nor deferred. The set of saturated keys is read at run time, so a new set causes
+    no retracing.
 
     If the store's policy defers gradients, `gradient` returns the deferred sums that are due. Their
     rows can differ from the rows of the current batch. Call `flush_deferred(store, optimizer,

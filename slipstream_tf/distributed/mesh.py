@@ -246,7 +246,7 @@ class _Door:
             self._selector.register(server, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Makes `wait` return soon."""
+        """Makes `wait`, in another thread, return within its polling interval."""
         self._is_closed = True
 
     def wait(self) -> dict[int, socket.socket]:

@@ -131,6 +131,9 @@ def weights_of(model: Any) -> list[Any]:
 def table_names(layers: list[Any]) -> list[tuple[Any, Table, str]]:
     """Returns (layer, table, unique name) for all tables of the layers.
 
+    The unique name is the table's name, or `"layer/table"` if multiple layers have a table of this
+    name.
+
     Raises:
         ValueError: If two layers with the same name have tables with the same name.
     """

@@ -130,7 +130,7 @@ def _rounded(config: Table, values: Any) -> Any:
 
 
 class _Numbering(tf.lookup.KeyValueTensorInitializer):
-    """Maps a variable's keys to 1..n when the hash table is initialized."""
+    """Fills a hash table that maps `keys[i]` to i + 1."""
 
     def __init__(self, keys: tf.Variable):
         nothing = tf.zeros([0], tf.int64)

@@ -368,7 +368,10 @@ class SavedStore(TrackedStore):
         return self.spills and self.tables[self.index_of(table)].storage.spill is not None
 
     def seal_rows(self, table: str) -> SealedRows:
-        """Writes all rows to disk and returns their location, if `spills_rows`."""
+        """Writes all rows to disk, if `spills_rows`; returns their locations.
+
+        See `ops.sealed_rows.SealedRows`. Rows that are already on disk are not written again.
+        """
         raise NotImplementedError
 
     def add_rows(self, table: str, contents: Mapping[str, Any]) -> None:

@@ -70,7 +70,10 @@ class Movements:
     def _by_adagrad(
         self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor
     ) -> tf.Tensor:
-        """Returns Adagrad's largest step per row at learning rate 1, float32 [n]."""
+        """Returns each row's largest change by Adagrad, float32 [n].
+
+        The learning rate is not applied. The arguments are those of `of`.
+        """
         raise NotImplementedError
 
     def of(self, optimizer: Any, variable: Any, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:

@@ -14,6 +14,7 @@ DEFAULT_CAPACITY = 64 << 20
 DEFAULT_HBM_GIB = 16
 _CAPACITIES = ("init_capacity", "max_capacity")
 _OTHERS = ("max_hbm_for_vectors", "max_load_factor", "max_bucket_size", "block_size", "io_by_cpu")
+# Names of the settings that SOK reads correctly.
 NAMES = (*_CAPACITIES, *_OTHERS)
 # SOK 2.1.0 reads the value of the other setting instead, and crashes if it is missing.
 _MISREAD = {"evict_strategy": "io_by_cpu", "device_id": "block_size"}

@@ -45,7 +45,10 @@ class SokRule:
             self._name = f"{self._name}({', '.join(self._slots)})"
 
     def layout(self, table: SokTable) -> SlotLayout:
-        """Returns the layout of a table's slots; unknown for a `sok.Variable`."""
+        """Returns the layout of a table's slots.
+
+        Its `rule` is None for a `sok.Variable` and without an optimizer.
+        """
         if self._optimizer is None or not table.is_dynamic:
             return SlotLayout(None, np.empty(0, np.float32))
         return SlotLayout(
