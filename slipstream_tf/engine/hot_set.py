@@ -1,4 +1,4 @@
-"""Chooses the most accessed keys with snapshots that fit a budget."""
+"""Chooses the hot set: the most accessed keys within a memory budget for snapshots."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def snapshot_bytes(dim: int) -> int:
 
 
 def most_candidates(dim: int, budget_bytes: int) -> int:
-    """Returns how many keys of one table fit the budget."""
+    """Returns the number of keys of one table with snapshots that fit `budget_bytes`."""
     return budget_bytes // snapshot_bytes(dim)
 
 
@@ -78,7 +78,7 @@ def _where(is_wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _most_accessed(
     keys: Sequence[np.ndarray], counts: Sequence[np.ndarray], most: int
 ) -> list[np.ndarray]:
-    """Implements `choose_hot_keys` without sorting for rows of equal size.
+    """Implements `choose_hot_keys` for tables of equal dim without sorting all keys.
 
     Args:
         keys: For each table, int64 [n].
@@ -100,7 +100,12 @@ def _most_accessed(
 
 
 def _take_greedily(row_bytes: np.ndarray, budget_bytes: int) -> np.ndarray:
-    """Returns the positions of the items that a greedy pass selects."""
+    """Returns the positions of the items that a greedy pass selects.
+
+    Args:
+        row_bytes: int64 [n], the size of each item, in the order of the pass.
+        budget_bytes: Maximum bytes of the selected items together.
+    """
     taken = []
     positions = np.arange(row_bytes.size)
     left = budget_bytes

@@ -1,4 +1,4 @@
-"""Collectives at a window's end, and resharding of the engine's state.
+"""Collectives at a window's end, and redistribution of the engine's saved state.
 
 The ranks exchange their counts, scores and losses, and compare their saturated keys and thresholds.
 `part_of` computes the state of one rank from the saved states of all ranks. Key states, T, reports
@@ -26,13 +26,13 @@ class DivergenceError(RuntimeError):
 
 
 class Ranks:
-    """Sums the statistics of all ranks.
+    """Combines the statistics of all ranks at the end of a window.
 
     Every method that communicates is a collective: all ranks must call it in the same order.
 
     Attributes:
-        merged_pilots: "buckets" of the pilots and their "accumulators" after the last call of
-            `merge_pilots`.
+        merged_pilots: Result of the last `merge_pilots`: "buckets" int64 [n], the indices of the
+            trained buckets, and "accumulators" float32 [n], the amount of training of each bucket.
     """
 
     def __init__(self, comm: Communicator | None):
@@ -84,7 +84,7 @@ class Ranks:
 
         Returns:
             keys int64 [m] and counts float32 [m], sorted by descending count, then by ascending
-            key.
+            key. For a single process, the arguments.
         """
         if self._comm is None:
             return keys, counts
@@ -98,14 +98,14 @@ class Ranks:
         return merged[order], total[order]
 
     def merge_pilots(self, pilot: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Averages the pilots of all ranks over the updated buckets.
+        """Averages the parameters of the pilots of all ranks, bucket by bucket.
 
         Args:
             pilot: The pilot of this rank, from `ops.classifier.InputClassifier.export_pilot`.
 
         Returns:
             The merged pilot, equal on all ranks. Each bucket is the mean over the ranks that
-            updated it, weighted by the growth of their accumulators.
+            updated it since the last merge, weighted by the growth of their accumulators.
         """
         if self._comm is None:
             return pilot
@@ -129,9 +129,9 @@ class Ranks:
         return {"base": base, "buckets": merged, "numbers": numbers}
 
     def _before(self, buckets: np.ndarray) -> np.ndarray:
-        """Returns the accumulators at the last merge, [n].
+        """Returns the accumulators of the buckets [n] after the last merge, [n].
 
-        New buckets have an accumulator of 0.
+        Buckets that were not part of the last merge have an accumulator of 0.
         """
         known, accumulators = (self.merged_pilots[name] for name in ("buckets", "accumulators"))
         if not known.size:
@@ -184,12 +184,12 @@ class Ranks:
         return dict(zip(own, map(int, total), strict=True))
 
     def traffic_so_far(self) -> dict[str, int]:
-        """Returns the bytes by kind that this rank sent since `take_traffic`."""
+        """Returns the bytes by kind that this rank sent since the last `take_traffic`."""
         sent = self._sent_bytes()
         return {kind: count - self._traffic.get(kind, 0) for kind, count in sent.items()}
 
     def restore_traffic(self, traffic: Mapping[str, int]) -> None:
-        """Adds bytes from `traffic_so_far` to the counts of the present window."""
+        """Sets the counts of the present window to a result of `traffic_so_far`."""
         sent = self._sent_bytes()
         self._traffic = {kind: count - traffic.get(kind, 0) for kind, count in sent.items()}
 
@@ -277,7 +277,7 @@ def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[s
             its own state. Otherwise the counts of saved rank i go to rank i modulo `size`.
 
     Returns:
-        A state with the snapshots of all ranks.
+        A state for `SaturationTracker.restore`. Its tables contain the snapshots of all ranks.
     """
     if len(states) == size:
         own = dict(states[rank])

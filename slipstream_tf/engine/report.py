@@ -1,7 +1,7 @@
 """Reports of windows as JSON-serializable records, and a compressed log.
 
-A run of weeks has many windows. A report of 26 tables takes 35 kB as Python objects and a
-thirteenth of that compressed, in memory and in checkpoints.
+Old reports are stored compressed, because a run of weeks has many windows. A report of 26 tables
+takes 35 kB as Python objects and about 3 kB compressed.
 """
 
 import collections
@@ -54,7 +54,7 @@ class TableWindow:
         return _KEY_BYTES + _VALUE_BYTES * self.dim
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields and the bytes as JSON-serializable values."""
+        """Returns all fields, "bytes_offered" and "bytes_sent" as JSON-serializable values."""
         sent, offered = self.rows.sent * self.row_bytes, self.rows.offered * self.row_bytes
         return {**dataclasses.asdict(self), "bytes_offered": offered, "bytes_sent": sent}
 
@@ -91,15 +91,16 @@ class WindowReport:
         hot_set_overlap: Fraction of the next hot set that was in the present hot set, in [0, 1].
         seconds: Duration of the computation at the end of the window.
         policies: State of each policy for the next window, by class name.
-        target_share: Fraction of examples for which T was found, bounded by `max_auc_loss`.
+        target_share: Fraction of the hot examples for which T was found, bounded by `max_auc_loss`.
         log_loss: Mean loss of the trained examples, each measured before training on it. None if no
             losses were recorded.
         auc: AUC of the same examples. None without losses or with only one label.
         auc_loss_plan: A sentence about the fraction that `max_auc_loss` allows. Empty without a
             bound.
         predicted_cost: Estimated AUC loss at the end of training, by the same plan.
-        skippable_value: Value of training on a skippable example relative to an average example,
-            estimated from squared residuals (label - prediction). 1 if no losses were recorded.
+        skippable_value: Value of training on a skippable example relative to an average example.
+            Estimated by the policy if it can, else from squared residuals (label - prediction) and
+            the weights of the kept examples. Without losses, the residuals count as equal.
         tables: Statistics of the tracked tables, in order.
         traffic: Bytes by kind that the ranks sent in this window, including its end. Empty for a
             single process.
@@ -138,7 +139,7 @@ class WindowReport:
 
     @property
     def saturated_share(self) -> float:
-        """Saturated keys as a fraction of the hot keys, 0 to 1."""
+        """`saturated_keys` of the next window divided by `hot_keys` of this window, 0 to 1."""
         return share_of(self.saturated_keys, self.hot_keys)
 
     @property
@@ -187,7 +188,7 @@ class WindowReport:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "WindowReport":
-        """Returns the report that `state` was called on."""
+        """Returns a report from the result of `state`."""
         tables = tuple(
             TableWindow(**{**table, "rows": UpdateCounts(**table["rows"])})
             for table in state["tables"]
@@ -229,7 +230,7 @@ def drift_histogram(finite: np.ndarray) -> tuple[tuple[float, float, int], ...]:
 
 
 def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the sums of counts with equal names."""
+    """Sums mappings of counts by name."""
     total: collections.Counter[str] = collections.Counter()
     for part in counts:
         total.update(part)
@@ -296,7 +297,7 @@ class ReportLog:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "ReportLog":
-        """Restores the log that `state` returned."""
+        """Returns a log from the result of `state`."""
         log = cls()
         log._packed = [np.asarray(block, np.uint8) for block in state["packed"]]
         log._recent = [WindowReport.from_state(report) for report in state["recent"]]

@@ -17,7 +17,7 @@ _NO_POLICY = Policy()
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """The settings of the engine.
+    """Validated settings of the engine: the arguments of `Slipstream`.
 
     Attributes:
         policies: One policy or a sequence of policies. Each class may occur once. At most one
@@ -168,7 +168,7 @@ class EngineSettings:
 
     @property
     def key_share(self) -> float:
-        """Fraction of the hot examples that should have saturated keys."""
+        """Fraction of the hot examples that should be skippable by their saturated keys."""
         return _first(self.examples.key_share, self.gradients.key_share, DEFAULT_SHARE)
 
     @property
@@ -194,12 +194,12 @@ class EngineSettings:
 
     @property
     def thins_in_step(self) -> bool:
-        """Whether the training step subsamples batches with the model as pilot."""
+        """Whether the training step drops examples by the model's own predictions."""
         return self.examples.pilot_settings.get("pilot") == "model"
 
     @property
     def snapshot_bytes(self) -> int:
-        """The part of the hot set's memory for snapshots, without the pilot."""
+        """Bytes of `HotSet.memory` for snapshots; the pilot uses the rest."""
         pilot_bytes = self.examples.pilot_settings.get("pilot_memory_bytes", 0)
         return self.hot_set.memory_bytes - int(pilot_bytes)
 
@@ -210,7 +210,7 @@ class EngineSettings:
 
     @property
     def max_auc_loss_each(self) -> float | None:
-        """The part of `max_auc_loss` for each way of saving, or None."""
+        """`max_auc_loss` divided by the number of settings that follow it, or None."""
         return None if self.max_auc_loss is None else self.max_auc_loss / len(self._ways)
 
     # Decisions for one window.

@@ -4,9 +4,10 @@ The transitions are:
 
     cold -> warming -> varying <-> saturated <-> probing, and probing -> varying; any -> cold.
 
-A key with masked or deferred updates cannot drift and would stay saturated forever. Therefore
-a saturated key is probed in one of `revisit_every` windows: it is trained like a varying key, and
-the drift over that window decides its next state.
+A key is saturated if its drift is below the threshold T of the window. A key with masked or
+deferred updates cannot drift and would stay saturated forever. Therefore a saturated key is probed
+in one of `Saturation.revisit_every` windows: it is trained like a varying key, and the drift over
+that window decides its next state.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ class KeyState(enum.IntEnum):
 
     COLD: The key is not in the hot set. `KeyStates` does not list cold keys.
     WARMING: The key entered the hot set for this window. Its drift has not been measured yet.
-    VARYING: The drift was at least T. The key is trained normally.
+    VARYING: The drift was at least T, or not finite. The key is trained normally.
     SATURATED: The drift was below T. Policies may skip examples of the key, or mask or defer its
     gradients.
     PROBING: The key is saturated, but is trained like a varying key for one window to measure its

@@ -1,7 +1,8 @@
 """Bounds the fraction of skipped examples or masked rows by `max_auc_loss`.
 
 The inputs are the losses of the trained examples of a window and its counts of skipped examples and
-masked rows. The output is the fraction for which T is found.
+masked rows. The output is the target fraction of hot examples, from which the engine computes the
+threshold T of the next window.
 
 Since there is no run without skipping for comparison, a model predicts the cost. AUC grows by b for
 each e-fold of trained examples (a learning curve a + b * ln(n)). If the training on S of N examples
@@ -22,16 +23,18 @@ was 0.0020, with 0.0005 allowed (benchmarks/results/stream.md). The method makes
   the line widens the bound. A steady trend counts as learning, in either direction.
 - From the second epoch on, the AUC of repeated examples rises faster than the AUC of held-out
   examples. The slope is then too steep and the fraction too small, which is safe. When the AUC is
-  close to 1, the curve is flat and the bound is no longer safe. End the curve before that point.
+  close to 1, the curve is flat and the bound is no longer safe. Note: `Steerer` does not detect
+  this.
 - Skipping examples costs as much as training on fewer examples. For examples skipped at random this
   is approximately true. In one epoch of globo clicks (2.7M examples, three seeds), skipping 21.7%
-  and 40% of the examples cost AUC at b = 0.033, 0.023, 0.027 (equal for both fractions). The fit
-  over the whole curve returned 0.035, 0.020, 0.022, and the fit over its first 35% 0.018,
-  0.030, 0.032. The cost was up to 1.3 times the cost by the fit and 1.2 times the cost by its
-  bound, because the scatter around a line does not show that a learning curve is not exactly a
-  line. `MODEL_MARGIN` covers this error. (With a margin of 1.25, a bound of 0.001 AUC cost 0.0011
-  on globo, seed 0.) Early bounds were less accurate (1.4 times, one seed of three). Later plans
-  correct this error unless the allowed loss is already spent.
+  and 40% of the examples lost as much AUC as a slope b of 0.033, 0.023 and 0.027 predicts (one
+  value per seed, equal for both fractions). The fit over the whole curve returned 0.035, 0.020,
+  0.022, and the fit over its first 35% 0.018, 0.030, 0.032. The loss was up to 1.3 times the loss
+  that `LearningCurve.slope` predicts and 1.2 times the loss that `LearningCurve.bound` predicts. A
+  learning curve is not exactly a line, and the standard error of a line does not include this
+  deviation. `MODEL_MARGIN` covers it. (With a margin of 1.25 and `max_auc_loss=0.001`, 0.0011 AUC
+  were lost on globo, seed 0.) Early bounds were less accurate (1.4 times, one seed of three). Later
+  plans correct this error unless the allowed loss is already spent.
 - Skipping only one kind of examples can also shift calibration, which a learning curve does not
   show.
 """
@@ -65,7 +68,7 @@ _NUMBERS = ("share", "trained", "skipped", "skipped_effective")
 
 @dataclasses.dataclass(frozen=True)
 class CurvePoint:
-    """Progressive AUC in one window.
+    """Progressive AUC of one window: each example is predicted before training on it.
 
     Attributes:
         trained: Number of examples trained before the window began.
@@ -125,10 +128,11 @@ class WindowWork:
 
 @dataclasses.dataclass(frozen=True)
 class Steering:
-    """The fraction to save on in the next window.
+    """The decision for the next window, and its reasons.
 
     Attributes:
-        share: Fraction of the hot examples for which T is found, 0 to 1.
+        share: Fraction of the hot examples for which T is found, 0 to 1. A hot example has a finite
+            skip score. 0 means that nothing is skipped.
         plan: A sentence about the savings that `max_auc_loss` allows. Empty without a bound.
         predicted_cost: Estimated AUC loss at the end of training, or None if unknown.
         value: Value of training on a skippable example in the window that ends, relative to an
@@ -158,12 +162,15 @@ class Steerer:
         self._skipped_effective = 0.0
 
     def next(self, work: WindowWork, planned_inputs: int | None) -> Steering:
-        """Decides how much to save after the window that ends.
+        """Decides the fraction to skip in the next window.
 
         Args:
-            work: Counts and losses of that window.
+            work: Counts and losses of the window that ends.
             planned_inputs: Number of examples that training is offered in total, or None if
-                unknown.
+                unknown. With `max_auc_loss`, None means that nothing is skipped.
+
+        Returns:
+            The decision. Without `max_auc_loss`, it is the target fraction of the settings.
         """
         value = self._value(work.losses)
         self._account(work, value)
@@ -256,9 +263,8 @@ def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
     windows, the bound held for 95% of the curves from 5 windows in the fit. With r = 0.6 it held
     for 89% to 94% of the curves from 15 windows.
 
-    A falling AUC also has a slope: early examples have taught little about the end of the stream.
-    The curve does not show how much late examples matter. The method assumes at least the same
-    amount.
+    If the AUC falls, early examples taught the model little about the end of the stream. Such a
+    curve does not show how much late examples matter, therefore the method uses |b|.
 
     Args:
         curve: One point per window.
@@ -347,11 +353,12 @@ def plan_share(
     """Finds the fraction of examples to skip within an AUC bound.
 
     At the end of training, S effective examples of N planned examples may be missing, where b *
-    ln(N / (N - S)) equals the bound. It follows that S = N * (1 - exp(-max_auc_loss / b)), which is
-    limited to `MOST_MISSING` * N. The slope b is the bound of the fit times `MODEL_MARGIN`. The
-    remaining part of S is spread evenly over the remaining examples. Call this function at the end
-    of each window: the bound of the slope becomes tighter, the value changes, and the plan corrects
-    for earlier windows that skipped too many or too few examples.
+    ln(N / (N - S)) equals `max_auc_loss`. It follows that S = N * (1 - exp(-max_auc_loss / b)),
+    which is limited to `MOST_MISSING` * N. The slope b is `LearningCurve.bound` times
+    `MODEL_MARGIN`. The part of S that earlier windows did not use is spread evenly over the
+    remaining examples. Call this function at the end of each window: the bound of the slope becomes
+    tighter, the value changes, and the plan corrects for earlier windows that skipped too many or
+    too few examples.
 
     Args:
         curve: Progressive AUC so far. The module docstring states which examples it must cover.
@@ -426,7 +433,7 @@ def _correlation_of_neighbours(residual: np.ndarray) -> float:
 
 
 def _student_t(freedom: int) -> float:
-    """Returns the 95% quantile of Student's t distribution.
+    """Returns the 95% quantile of Student's t with `freedom` degrees of freedom.
 
     The error is at most 0.5% from 3 degrees of freedom on. The method is the Cornish-Fisher
     expansion around the normal quantile (Abramowitz and Stegun, 26.7.5).

@@ -48,7 +48,16 @@ class Measured:
 
 
 class TrackedTable:
-    """Tracks the hot keys of one table from window to window."""
+    """Tracks the hot keys of one table from window to window.
+
+    Attributes:
+        name: Name of the table.
+        dim: Number of values per row.
+        most_watched: Maximum number of hot keys. For a table that spills to disk, it is half of the
+            rows that fit into memory.
+        states: States of the hot keys in this window.
+        policy: Update policy of this window. `set_policy` sends it to the store.
+    """
 
     def __init__(self, store: TrackedStore, table: Table, metric: str, ranks: Ranks):
         """Starts with every key cold.

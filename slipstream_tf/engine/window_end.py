@@ -1,4 +1,4 @@
-"""Decides T, the next hot set and the key states.
+"""Decides the threshold T, the next hot set and the key states.
 
 The functions compute decisions from the findings of all ranks, without side effects except for
 warnings. `tracker` carries out the decisions and stores the `WindowReport`.
@@ -25,7 +25,7 @@ def sampled_drifts(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the drifts of the hot keys in the sampled examples.
 
-    The sample contains a small part of the hot keys, of which there may be millions.
+    There may be millions of hot keys, therefore the classifier receives only the sampled keys.
 
     Args:
         window: Result of `ops.classifier.InputClassifier.export_window`, with the "tables" and
@@ -50,7 +50,9 @@ def sampled_drifts(
 def threshold_of_keys(
     settings: EngineSettings, scores: np.ndarray, steering: Steering
 ) -> ThresholdResult:
-    """Returns T: the configured threshold, or the quantile at the target fraction.
+    """Returns T: the configured threshold, or the quantile of the scores at the target fraction.
+
+    T is 0 if no policy depends on the saturation of keys.
 
     Args:
         settings: Settings of the engine.
@@ -74,8 +76,8 @@ class Findings(WindowWork):
 
     Attributes:
         inputs, rows, losses: See `WindowWork`.
-        window: Number of the window.
-        states: States of the hot keys.
+        window: Number of the window, from 0.
+        states: States of the hot keys during the window.
         measured: Drifts of the hot keys.
         scores: float32 [n], skip scores by drift of the sampled examples.
         foreseen: float32 [m], predicted-loss scores of the sampled examples, or None without a
@@ -111,11 +113,11 @@ class Decision:
 def decide(
     settings: EngineSettings, findings: Findings, steering: Steering, threads: int = 1
 ) -> Decision:
-    """Decides T, policy states and key states after the window that ends.
+    """Decides T, policy states and key states for the next window.
 
     Args:
         settings: Settings of the engine.
-        findings: Measurements of the window.
+        findings: Measurements of the window that ends.
         steering: The fraction to save on.
         threads: Number of tables to process at the same time.
     """
@@ -196,7 +198,7 @@ def describe(
 def warn_of_first_window(
     settings: EngineSettings, warmup_steps: int | None, rows_offered: int, examples_seen: int
 ) -> None:
-    """Warns after the first window if no example will be skipped.
+    """Warns after the first window about settings that prevent all skipping.
 
     Args:
         settings: Settings of the engine.
