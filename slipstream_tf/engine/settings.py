@@ -168,7 +168,7 @@ class EngineSettings:
 
     @property
     def key_share(self) -> float:
-        """Fraction of the hot examples that should be skippable by their saturated keys."""
+        """Target fraction of the hot examples with saturated keys; it determines T."""
         return _first(self.examples.key_share, self.gradients.key_share, DEFAULT_SHARE)
 
     @property

@@ -84,8 +84,8 @@ class InputClassifier:
 
     The skip score of an example with m lookups is its ceil(alpha * m)-th smallest drift, where
     untracked keys count as +inf. The score of an example without lookups is +inf. With predicted
-    losses (`foresee`) the score is |label - prediction| of a pilot, which is trained in the same
-    call.
+    losses (`foresee`) the score is |label - prediction| of a pilot, a small model that is trained
+    in the same call.
 
     The class is thread-safe. The C++ resource is released with the last object, `tf.function` or
     dataset that uses it.
@@ -169,7 +169,7 @@ class InputClassifier:
                 which all examples are returned as not skippable with score +inf.
 
         Returns:
-            (skippable, score, weight), each [batch].
+            (skippable, score, weight), each [batch]. A weight of 0 drops the example.
 
         Raises:
             ValueError: A feature is missing, or its table is not a table of the classifier.
@@ -256,10 +256,11 @@ class InputClassifier:
             copy.set_drift(tables, keys, drift)
 
     def copy_on(self, device: str) -> DriftClassifier:
-        """Returns a classifier for a device with the same drifts and settings.
+        """Returns a classifier on a device that follows this classifier's settings.
 
-        The copy skips no example before the next calls of `set_drift` and `configure`. Examples
-        that the copy classifies are not observed.
+        The copy receives the drifts and settings of later calls of `set_drift` and `configure`.
+        Before them, it skips no example. Examples that the copy classifies do not enter the sample
+        and the counts.
 
         Args:
             device: Device of the keys, for example "GPU:0".
@@ -291,11 +292,11 @@ class InputClassifier:
                 determined by the seed and the number of the example.
             threshold: At least 0; may be infinite.
             random_share: Probability of a skippable example, 0 to 1.
-            keep_rate: Fraction of the skippable examples that is kept with weight 1 / keep_rate, in
-                [0, 1). Not used with "random". With "foreseen_loss" it must be above 0 and is the
-                minimum keep probability; otherwise an example is kept with probability score /
-                threshold.
-            shadow: Keep every example with weight 1.
+            keep_rate: With "drift", the fraction of the skippable examples that is kept with weight
+                1 / keep_rate, in [0, 1). With "foreseen_loss", the minimum keep probability, in
+                (0, 1): a skippable example is kept with probability max(score / threshold,
+                keep_rate). Not used with "random".
+            shadow: Whether to keep every example with weight 1, for a dry run.
 
         Raises:
             ValueError: An argument is out of range.
@@ -362,7 +363,9 @@ class InputClassifier:
         """Returns the state of the pilot.
 
         Returns:
-            base float64 [2], buckets int64 [n], and numbers float32 [n, width].
+            base float64 [2], the base rate of the label and the number of steps in this mean;
+            buckets int64 [n], the indices of the trained buckets, ascending; and numbers float32
+            [n, width], the factors, weight and accumulators of each bucket.
         """
         result = _loader.library().slipstream_classifier_export_pilot(handle=self._handle)
         return to_arrays(result, PILOT)
@@ -416,7 +419,7 @@ class InputClassifier:
             drift: Drifts, as for `set_drift`.
 
         Returns:
-            float32 [sample].
+            float32 [n], one score per example of the sample.
 
         Raises:
             tf.errors.InvalidArgumentError: As for `set_drift`.

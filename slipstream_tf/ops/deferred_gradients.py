@@ -55,9 +55,9 @@ class AddedSums(NamedTuple):
     """Result of `DeferredGradients.add`.
 
     Attributes:
-        indices: int64 [n], an argument of `DeferredGradients.take_due`.
+        indices: int64 [n], positions in the buffers, which `DeferredGradients.take_due` uses.
         sums: float32 [n, dim], the gradient of each key plus its deferred sum.
-        by_movement: bool scalar, whether `take_due` uses `may_wait`.
+        by_movement: bool scalar, whether `take_due` uses `may_wait`. If not, it uses `saturated`.
     """
 
     indices: tf.Tensor
@@ -177,9 +177,9 @@ class DeferredGradients:
         )
 
     def add(self, keys: tf.Tensor, gradients: tf.Tensor) -> AddedSums:
-        """Computes the sums for the first half of a step.
+        """Adds the new gradients to the deferred sums: the first half of a step.
 
-        The deferred gradients stay unchanged.
+        The stored sums stay unchanged.
 
         Args:
             keys: int64 [n], unique.

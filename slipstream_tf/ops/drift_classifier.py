@@ -90,7 +90,13 @@ class DriftClassifier:
     def set_drift(self, tables: Any, keys: Any, drift: Any) -> None:
         """Replaces the drifts of all tracked keys.
 
-        See `InputClassifier.set_drift`.
+        Args:
+            tables: int32 [n], the table index of each key.
+            keys: int64 [n], unique per table.
+            drift: float32 [n], at least 0. Keys with a drift that is not finite are not tracked.
+
+        Raises:
+            tf.errors.InvalidArgumentError: As for `InputClassifier.set_drift`.
         """
         with tf.device("CPU:0"):
             drifts = drift_tensors(tables, keys, drift)
@@ -106,10 +112,11 @@ class DriftClassifier:
     ) -> None:
         """Sets the rule for skippable examples from the next batch on.
 
-        See `InputClassifier.configure`.
+        The arguments are described in `InputClassifier.configure`, but the mode "foreseen_loss" is
+        not supported.
 
         Raises:
-            ValueError: The mode is unknown. Note: "foreseen_loss" requires an `InputClassifier`.
+            ValueError: The mode is unknown or "foreseen_loss".
             tf.errors.InvalidArgumentError: A number is out of range.
         """
         require_choice("mode", mode, MODES, "DriftClassifier.configure")

@@ -15,13 +15,15 @@ from slipstream_tf.ops.table import LookupLayout
 class SendBuffer:
     """Keys and rows of multiple tables, grouped by rank.
 
+    Before an exchange, the rank is the receiver of the rows. After it, the rank is their sender.
+
     Attributes:
         sizes: int64 [ranks, tables], number of rows per rank and table.
         keys: int64 [n], ordered by rank, then by table.
         values: float32 [m], the concatenated rows of the keys, where the width depends on the
-            table; or uint8 [m], messages from `pull_rows` or `pack_rows`.
-        squares: float32 [ranks, tables], the sums of the squared values, if the buffer was
-            collected by an op of this process.
+            table.
+        squares: float32 [ranks, tables], the sums of the squared values, or None if an exchange
+            returned the buffer.
     """
 
     sizes: tf.Tensor
@@ -142,12 +144,13 @@ def merge_rows(rows: SendBuffer, row_floats: Sequence[int], ranks: int = 1) -> S
     """Sums the rows of each key and orders the sums by owner.
 
     Args:
-        rows: Rows with any parts. The rows of a key are summed in their order.
+        rows: Rows that are grouped by any ranks. The rows of a key are summed in their order.
         row_floats: Number of values per row, for each table.
-        ranks: Number of owners, to which keys are assigned by hash. 1 means a single part.
+        ranks: Number of owners, to which keys are assigned by hash.
 
     Returns:
-        The sums with unique, ascending keys in each part, and with squares.
+        The sums, grouped by owner and table, with unique and ascending keys in each group, and with
+        `squares`.
 
     Raises:
         tf.errors.InvalidArgumentError: The sizes do not fit keys and values.
@@ -252,7 +255,8 @@ def pull_rows(
         create_missing: Whether to create rows for new keys and to count one access per key. If not,
             initial rows are returned for new keys.
         with_summary: bool scalar, whether to add one number that summarizes the slots of a row, if
-            the update rule has slots.
+            the update rule has slots. With it, the receiver can estimate how far a gradient would
+            move the row.
         wire_dtype: int32 scalar, data type of the values in the message, an index in
             `config.WIRE_DTYPES`. Values are rounded to the nearest.
 
@@ -274,9 +278,8 @@ def pull_rows(
 
 
 def pack_rows(rows: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Packs rows of foreign tables into a message like `pull_rows`.
+    """Packs rows that another library stores into a message like `pull_rows`.
 
-    Use it for tables that another library stores.
 
     Args:
         rows: For each table, float32 [n, dim].

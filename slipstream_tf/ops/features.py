@@ -50,8 +50,10 @@ class PackedFeatures:
         keys: int64 tensors [batch], [batch, width], or flat [total] with row splits.
         row_splits: int64 tensors [batch + 1].
         weights: float32 tensors, each with the shape of the keys that it belongs to.
-        attrs: Lists of int by attribute: feature_keys, feature_column, feature_splits,
-            feature_weights. Each has one entry per feature, where -1 means none.
+        attrs: Lists of int by attribute, with one entry per feature, where -1 means none.
+            feature_keys: index of its tensor in `keys`. feature_column: its column, if the tensor
+            is a matrix of all features. feature_splits: index in `row_splits`. feature_weights:
+            index in `weights`.
         specs: The features, in order.
     """
 
@@ -114,7 +116,8 @@ def as_keys(value: Any, padding_key: int | None, place: str) -> tf.Tensor:
         place: Name for error messages.
 
     Raises:
-        ValueError: The value is not convertible to a tensor, or has another dtype.
+        ValueError: The value cannot be converted to a tensor, or its dtype is neither integer nor
+            string.
     """
     allowed = "a tensor of int64 (or other integers) or of texts"
     try:
@@ -190,7 +193,7 @@ def ragged(sparse: tf.SparseTensor, place: str) -> tf.RaggedTensor:
 
 
 def of_specs(inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str) -> dict[str, Any]:
-    """Returns the entries of a dictionary that are features, in order.
+    """Returns the features of a dictionary, in the order of `specs`.
 
     Args:
         inputs: A dictionary. Entries that are not features are ignored.

@@ -1,7 +1,7 @@
 """Finds the most accessed keys in a fixed amount of memory.
 
 The method is a count-min sketch (Cormode and Muthukrishnan, 2005) in which each counter also
-remembers its hottest key. It works on CPU and GPU, in graph and eager mode.
+remembers the most accessed of its keys. It works on CPU and GPU, in graph and eager mode.
 """
 
 import numpy as np
@@ -11,21 +11,23 @@ from slipstream_tf._utils.errors import require_integer, require_number
 from slipstream_tf.ops import _loader
 
 _LARGEST_LOG2_WIDTH = 30
-# Increment per access. Counts are integers, so that decayed counts are rounded down to 1/256
-# access.
+# Increment of a counter per access. Counters are integers, therefore decay rounds them down to a
+# multiple of 1/256 access.
 _UNIT = 256
 # Marks a counter without a key.
 _NOBODY = np.int64(np.iinfo(np.int64).min)
 
 
 class HotKeySketch:
-    """Estimates access counts and finds the hottest keys.
+    """Estimates access counts and finds the most accessed ("hottest") keys.
 
-    Without decay, a count is never too low. It is too high by the accesses of other keys that share
-    all four counters of the key. With w counters per row and n accesses in total, the error exceeds
-    2.7 n / w for fewer than 2 in 100 keys. For keys with far more than n / w accesses, the r-th
-    hottest key is missed with a probability of about (r / w)^4. Rarer keys cannot be distinguished.
-    Note: the minimum int64 value is counted, but never returned as a hot key.
+    The sketch consists of four arrays of w counters. A hash function per array assigns each key to
+    a counter, and the smallest of its four counters is the estimate. Without decay, an estimate is
+    never too low. It is too high if other keys share all four counters. With n accesses in total,
+    the error exceeds 2.7 n / w for fewer than 2 in 100 keys. The r-th hottest key is missed with a
+    probability of about (r / w)^4 if it has far more than n / w accesses. Keys with fewer accesses
+    cannot be distinguished. Note: the minimum int64 value is counted, but never returned as a hot
+    key.
 
     The results depend only on the batches and are bitwise reproducible. The C++ resource is
     released with the last object or `tf.function` that uses it. Counting does not synchronize with
@@ -39,8 +41,8 @@ class HotKeySketch:
         """Creates a sketch with counts of 0.
 
         Args:
-            width: Minimum number of counters per row, from 2 to 2^30, rounded up to a power of two.
-                The sketch has four rows, and a counter takes 24 bytes.
+            width: Number of counters per array (w), from 2 to 2^30, rounded up to a power of two.
+                The sketch has four arrays, and a counter takes 24 bytes.
             device: Device on which keys are counted. None means the default placement of
                 TensorFlow.
 

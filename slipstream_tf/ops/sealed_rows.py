@@ -26,8 +26,8 @@ class SealedRows:
         offsets: int64 [b], the offset of each block in its file, in bytes.
         pages: int64 [b], the number of the first page of each block, which is also stored in the
             page.
-        counts: float32 [b * rows_of_block], decayed access counts. -1 marks a row that was removed
-            or that is valid in another block.
+        counts: float32 [b * rows_of_block], decayed access counts. -1 marks an outdated row: the
+            row was removed, or its present version is in another block.
         steps: int64 [2], number of updates and lookups so far.
         pages_of_block: Number of pages per block.
         rows_of_block: Number of rows per block.
@@ -52,7 +52,7 @@ class SealedRows:
 
 
 def seal(handle: tf.Tensor) -> SealedRows:
-    """Writes all rows of a table to disk (eager only).
+    """Writes all rows of a table to disk and returns their files (eager only).
 
     Rows that are already on disk are not written again.
 
@@ -77,11 +77,11 @@ def save_file(sealed: SealedRows, index: int, path: Path, copies: bool = False) 
         sealed: The sealed rows.
         index: Index of the file.
         path: Path of the new file, which must not exist.
-        copies: Whether to copy the file. If not, a hard link is created, if the file system
-            supports it.
+        copies: Whether to copy the file. If not, a hard link is created.
 
     Returns:
-        Whether the file was saved.
+        Whether the file was saved. False means that the file system refused the hard link. Call the
+        function again with `copies=True` then.
 
     Raises:
         OSError: The file could not be written.

@@ -71,7 +71,7 @@ class LookupLayout:
         feature_table: For each feature, the index of its table among the handles.
         combiners: For each feature, "sum", "mean" or "sqrtn", or None to return rows without
             pooling.
-        table_dims: The dim of each table.
+        table_dims: Number of values per row, for each handle.
         is_stacked: Whether to return one output [batch, features, dim] instead of one [batch, dim]
             per feature.
     """
@@ -106,7 +106,7 @@ def lookup(
     Returns:
         (pooled, plan). pooled: float32 [batch, dim] per feature, or one tensor [batch, features,
         dim]. A feature without a combiner returns [keys, dim], including padding. plan: a scalar
-        variant for `apply_gradients`.
+        variant that holds the rows of this lookup, for `apply_gradients`.
 
     Raises:
         tf.errors.InvalidArgumentError: The inputs are inconsistent, for example row splits decrease
@@ -123,7 +123,10 @@ def evaluation_lookup(
 ) -> list[tf.Tensor]:
     """Looks up keys without creating rows or counting accesses.
 
-    See `lookup` for the arguments.
+    Args:
+        handles: The tables, without duplicates.
+        packed: Keys of the batch.
+        layout: Layout of the lookup.
 
     Returns:
         The pooled vectors. A key without a row contributes the row that its initializer would
@@ -158,6 +161,11 @@ def apply_gradients(
 
 def gather(handle: tf.Tensor, keys: Any, dim: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Reads rows by key.
+
+    Args:
+        handle: The table.
+        keys: int64 [n].
+        dim: Number of values per row.
 
     Returns:
         (rows float32 [n, dim], found bool [n]). For a missing key, rows contains its initial row.
@@ -222,9 +230,11 @@ class TableStatistics:
         evicted_rows: Number of rows evicted so far.
         dropped_updates: Number of updates that were dropped because their key was evicted between
             lookup and update.
-        index_places: Capacity of the index in keys. The index grows at a load of at most 4/5.
+        index_places: Number of entries of the hash index from keys to rows. The index grows when
+            more than 4/5 of its entries are used.
         expired_rows: Number of rows removed so far because they were not accessed.
-        not_admitted: Number of accesses of keys without a row so far. A key counts once per batch.
+        not_admitted: Number of accesses so far of keys that were too rare to get a row. A key
+            counts once per batch.
     """
 
     rows: int
@@ -307,7 +317,7 @@ def announce(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
 
 
 def step(handle: tf.Tensor) -> tf.Tensor:
-    """Returns the number of updates of a table, int64 scalar."""
+    """Returns the number of updates of a table so far, int64 scalar."""
     return _loader.library().slipstream_table_step(handle=handle)
 
 
@@ -321,6 +331,11 @@ def write(handle: tf.Tensor, keys: Any, rows: Any) -> None:
 
     Slots, counts and flags of existing rows are kept. Their deferred gradients are dropped.
 
+    Args:
+        handle: The table.
+        keys: int64 [n], unique.
+        rows: float32 [n, dim], finite.
+
     Raises:
         tf.errors.InvalidArgumentError: A key occurs twice, or a value is not finite.
         tf.errors.ResourceExhaustedError: A bounded table cannot hold the keys.
@@ -329,9 +344,13 @@ def write(handle: tf.Tensor, keys: Any, rows: Any) -> None:
 
 
 def remove(handle: tf.Tensor, keys: Any) -> tf.Tensor:
-    """Removes the rows of keys int64 [n]; returns their number.
+    """Removes the rows of keys int64 [n].
 
-    Slots, counts, flags and deferred gradients of the keys are removed, too.
+    Slots, counts, flags and deferred gradients of the keys are removed, too. Keys without a row are
+    ignored.
+
+    Returns:
+        The number of removed rows, a scalar.
     """
     return _loader.library().slipstream_table_remove(handle=handle, keys=keys)
 
@@ -367,14 +386,15 @@ def export_table(handle: tf.Tensor, flush: bool = True) -> dict[str, np.ndarray]
 def export_replicas(handle: tf.Tensor) -> dict[str, np.ndarray]:
     """Returns keys, access counts and flags of replicas (eager only).
 
-    The result is sorted by key. Deferred gradients are not applied.
+    Replicas are copies of rows that other ranks own. The result is sorted by key. Deferred
+    gradients are not applied.
 
     Args:
-        handle: The table, with all rows in memory.
+        handle: The table of replicas, with all rows in memory.
 
     Returns:
-        As `export_table`, without rows and slots, because lookups request them again; and marks
-        uint8 [n], the row flags.
+        As `export_table`, without rows and slots, because the next lookups request them from their
+        owners again; and marks uint8 [n], the row flags.
 
     Raises:
         tf.errors.InvalidArgumentError: Rows of the table spill to disk.
@@ -450,7 +470,8 @@ def export_admission(handle: tf.Tensor) -> dict[str, np.ndarray]:
     """Returns the access counters of keys without a row (eager only).
 
     Returns:
-        counters uint8 [n], where n is 0 if no such key was accessed; and added int64 [shards].
+        counters uint8 [n], the counters of a filter, where n is 0 if no such key was accessed; and
+        added int64 [shards], the accesses of each shard since its counters were halved.
     """
     return to_arrays(_loader.library().slipstream_table_export_admission(handle=handle), ADMISSION)
 

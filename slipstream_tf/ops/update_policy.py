@@ -50,8 +50,8 @@ class UpdatePolicy:
             separate sums.
         is_shadow: Whether to apply all gradients and only count, for one key in 16, which gradients
             would be masked or deferred.
-        is_exchanged: Whether sums are only collected by `ops.exchange`, to be exchanged with other
-            processes.
+        is_exchanged: Whether the functions of `ops.exchange` collect the sums for other processes,
+            so that the table never applies them itself.
     """
 
     mode: str = "apply"
@@ -133,7 +133,8 @@ def deferred_row_bytes(dim: int) -> int:
 def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
     """Sets the policy of a table.
 
-    Sums that were deferred with an incompatible policy are applied first.
+    Sums that were deferred with an incompatible policy (`UpdatePolicy.keeps_sums_of`) are applied
+    first.
 
     Raises:
         tf.errors.FailedPreconditionError: There are such sums, but they must be exchanged.
