@@ -28,7 +28,7 @@ _ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", INTEGER: "a 64-bit 
 
 
 def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
-    """Returns the names of the columns that `convert` produces.
+    """Returns the columns that `convert` produces; checks the types of its input.
 
     Args:
         schema: Meaning of the columns.
@@ -74,7 +74,7 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
         columns: Arrays [n] of the columns that the schema names.
 
     Returns:
-        The examples, and the errors of the malformed rows.
+        The well-formed rows as examples, and the errors of the malformed rows.
     """
     num_rows = len(columns[schema.label])
     reasons: dict[int, str] = {}

@@ -24,8 +24,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class LineSource(Source):
     """Reads text files of any size; ".gz" files are decompressed. Base class.
 
-    The parts are the same as in `TextReader`: every tenth run of 100 data lines of a file is the
-    test part.
+    The train and test parts are the same as in `TextReader`: every tenth run of 100 data lines of a
+    file belongs to the test part.
     """
 
     def __init__(self, paths: Sequence[str]):
@@ -44,7 +44,7 @@ class LineSource(Source):
         self._headers = [self.read_header(path, first_line(path)) for path in self.paths]
 
     def read_header(self, path: str, first_line: bytes) -> Any:
-        """Returns the information about a file that `parse_lines` needs.
+        """Checks the header of a file; returns the `header` for `parse_lines`.
 
         Args:
             path: Path of the file.
@@ -56,7 +56,12 @@ class LineSource(Source):
         raise NotImplementedError
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
-        """Parses complete lines. The last line may lack its line end."""
+        """Parses complete lines of a file.
+
+        Args:
+            header: Result of `read_header` for the file.
+            lines: The lines. The last one may lack its line end.
+        """
         raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:
@@ -175,7 +180,7 @@ class CsvSource(LineSource):
         return {"format": "csv", "schema": self._schema.to_dict()}
 
     def read_header(self, path: str, first_line: bytes) -> tuple[str, ...]:
-        """Returns the column names of a file."""
+        """Returns the names of all columns of a file, in order."""
         if self._schema.columns is not None:
             return self._schema.columns
         if not first_line:

@@ -177,6 +177,10 @@ def plan_memory(
         memory: Bytes for all tables, or a text such as `"8GB"`.
         spill: Folder on the disk, or None.
 
+    Returns:
+        The plan. Without `spill`, its tables may need more memory than the limit: compare
+        `MemoryPlan.memory_bytes`, or train on at least `MemoryPlan.ranks` ranks.
+
     Raises:
         ValueError: If the indexes of the keys do not fit into memory.
     """

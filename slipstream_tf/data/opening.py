@@ -26,7 +26,8 @@ FORMATS = ("criteo", "avazu", "csv", "parquet")
 class ParquetSource(Source):
     """Reads Parquet files in order, with a schema.
 
-    The parts are the same as in `ParquetReader`: they depend on the row number over all files.
+    The train and test parts are the same as in `ParquetReader`: they depend on the row number over
+    all files.
     """
 
     name = "table"

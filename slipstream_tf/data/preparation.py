@@ -45,10 +45,11 @@ class Options:
     Attributes:
         shard_rows: Number of source rows per shard, over all parts.
         compression: Compression of the shards, one of `shards.COMPRESSIONS`.
-        dim: Embedding dimension. It determines the size of a snapshot, the copy of a hot key's row.
+        dim: Number of values per row. It determines the size of a snapshot, the copy of a hot key's
+            row.
         hot_budget_bytes: Maximum bytes of all snapshots. It limits the number of hot keys.
-        count_bytes: Memory for the counts of keys, at least 1 MiB. If they need more, the counts
-            are approximate.
+        count_bytes: Memory for the counts of keys in bytes, at least 1 MiB. If the counts need
+            more, they are approximate.
         threads: Number of threads that parse.
         strict: Whether the first malformed row raises an error. By default, malformed rows are
             skipped and counted.
@@ -159,11 +160,12 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
 
 
 def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """Returns the folder's manifest if it describes the same preparation, else None.
+    """Returns the folder's manifest if its preparation can continue, else None.
 
-    Also returns None if no example was written, for example because the data was malformed. The
-    preparation then starts from scratch. It cannot continue, because the manifest identifies files
-    by name and size, and corrected files may have the same size.
+    None means that the preparation starts from scratch. This is the case if `overwrite` is True and
+    the folder contains another preparation, or if no example was written, for example because the
+    data was malformed. The latter cannot continue, because the manifest identifies files by name
+    and size, and corrected files may have the same size.
 
     Raises:
         OtherPreparation: If the manifest is of another preparation and `overwrite` is False.

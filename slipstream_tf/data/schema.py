@@ -31,9 +31,9 @@ class KeyColumn:
 
     Attributes:
         column: Name of the column.
-        kind: Conversion of text to keys. `"text"` hashes to 64 bits, as `ParquetReader` does.
-            `"integer"` and `"hex"` parse the number. Integer columns of Parquet files are used as
-            keys without conversion.
+        kind: Conversion of text to keys (`"as"` in the file). `"text"` hashes to 64 bits, as
+            `ParquetReader` does. `"integer"` and `"hex"` parse the number. Integer columns of
+            Parquet files are used as keys without conversion.
         separator: Separator between the values of a list, or None if the text is one value.
     """
 

@@ -27,7 +27,7 @@ class Position:
     id: int = 0
 
     def rows_left(self, piece_rows: int) -> int:
-        """Returns the number of rows until the end of the piece."""
+        """Returns the number of rows until the end of the piece; see `Source.blocks`."""
         return piece_rows - self.row % piece_rows
 
 
@@ -35,7 +35,7 @@ class Position:
 class Block:
     """Holds consecutive unparsed rows of a file.
 
-    A block never spans two pieces.
+    A block never spans two pieces; see `Source.blocks`.
 
     Attributes:
         start, end: Positions of the first row and after the last row.
@@ -132,9 +132,9 @@ class Source:
         raise NotImplementedError
 
     def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """Returns masks of the rows in each part.
+        """Returns masks of the rows of a block by part.
 
-        A mask is bool [rows of the block].
+        A mask is bool [rows of the block] and covers malformed rows, too.
         """
         return train_and_test(block.start.row, block.num_rows)
 
@@ -142,12 +142,24 @@ class Source:
         """Returns the path and line number of a row, for messages.
 
         Lines, or rows of Parquet files, are counted from 1.
+
+        Args:
+            block: Block that contains the row.
+            row: Index of the row in the block, from 0.
         """
         return self.paths[block.start.file], self.header_lines + block.start.row + row + 1
 
 
 def train_and_test(first: int, count: int) -> dict[str, np.ndarray]:
-    """Returns masks of the training and test rows, by position."""
+    """Returns masks of the training and test rows; see `is_in_part`.
+
+    Args:
+        first: Position of the first row, from 0.
+        count: Number of consecutive rows.
+
+    Returns:
+        bool [count] by part: "train" and "test".
+    """
     return {part: is_in_part(first, count, part) for part in ("train", "test")}
 
 

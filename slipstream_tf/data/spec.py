@@ -30,8 +30,9 @@ NOTES = (SKIPPABLE, OFFSET, SHARE)
 """Names of features that describe an example to the engine and are not inputs of the model."""
 
 PARTS = ("train", "valid", "test")
-"""Parts of a data set. If the data has no separate validation part, "valid" is a tenth of the
-training part. These examples also stay in "train", unless they are held out."""
+"""Parts of a data set. If the data has no separate validation part, "valid" consists of some
+examples of "train" (one of ten runs of 100). They stay in "train" unless a reader has
+`hold_out=True`."""
 
 
 class BadLineError(ValueError):
@@ -43,7 +44,7 @@ class BadLineError(ValueError):
 
 @dataclasses.dataclass
 class BadLines:
-    """Counts the malformed lines of one pass over the data.
+    """Counts the malformed lines (or rows) of one pass over the data.
 
     Attributes:
         strict: Whether to raise `BadLineError` at the first malformed line.
@@ -132,7 +133,7 @@ class Reader(Protocol):
 
     Attributes:
         spec: Description of the features.
-        bad_lines: Tally of the malformed lines that the last iteration skipped.
+        bad_lines: Counts of the malformed lines that the last iteration skipped.
     """
 
     @property

@@ -28,7 +28,7 @@ from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, most_candi
 STATISTICS = "statistics.json"
 COUNTS = "counts.parquet"
 TOP_SHARE = 0.01
-# Memory per entry: 16 bytes, and the same amount again while two runs are merged.
+# Memory per key with its count: 16 bytes, and the same amount again while two runs are merged.
 BYTES_PER_KEY = 32
 _SMALLEST = 1 << 16  # Number of hashes kept: the relative error is 1 / sqrt(65536) = 0.4%.
 _GROUP_ROWS = 1 << 20
@@ -40,8 +40,8 @@ class FieldCounts:
 
     Attributes:
         lookups: Total number of counted lookups.
-        count_error: Maximum error of a key's count, which is never too high. 0 means that all
-            counts are exact.
+        count_error: Maximum amount by which a key's count may be too low. Counts are never too
+            high. 0 means that all counts are exact.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,10 @@ class FieldCounts:
 
     @property
     def num_entries(self) -> int:
-        """Returns the number of stored entries. A key may have multiple entries."""
+        """Returns the number of stored (key, count) pairs.
+
+        A key may have multiple pairs until runs are merged.
+        """
         return sum(len(keys) for keys, _ in self._runs)
 
     def add(self, keys: np.ndarray) -> None:
@@ -70,9 +73,9 @@ class FieldCounts:
             self._merge_last()
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns keys and counts by descending count, ties by key.
+        """Returns keys int64 [n] and counts int64 [n].
 
-        Both are int64 [n].
+        They are sorted by descending count, then by ascending key.
         """
         self._merge_all()
         keys, counts = self._runs[0] if self._runs else (np.empty(0, np.int64),) * 2
@@ -179,7 +182,7 @@ def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray
         - lookups: Total number of lookups.
         - keys: Number of distinct keys (cardinality).
         - is_exact: False if `keys` is an estimate and counts may be too low.
-        - count_error: Maximum error of a count, which is never too high.
+        - count_error: Maximum amount by which a count may be too low. Counts are never too high.
         - top_share: Fraction of the lookups that go to the most accessed 1% of the keys (at least
           one key). A lower bound if the counts are not exact. None without lookups.
         - missing_share: Fraction of the lookups with a missing value. None without lookups.

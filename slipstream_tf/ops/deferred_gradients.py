@@ -55,7 +55,8 @@ class AddedSums(NamedTuple):
     """Result of `DeferredGradients.add`.
 
     Attributes:
-        indices: int64 [n], positions in the buffers, which `DeferredGradients.take_due` uses.
+        indices: int64 [n], position of each key's deferred sum in the buffers, or -1. An argument
+            of `DeferredGradients.take_due`.
         sums: float32 [n, dim], the gradient of each key plus its deferred sum.
         by_movement: bool scalar, whether `take_due` uses `may_wait`. If not, it uses `saturated`.
     """

@@ -135,12 +135,17 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
 
 
 def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:
-    """Selects rows of a batch's components by a bool [batch] mask."""
+    """Returns a batch with the examples that the mask bool [batch] selects."""
     return rows_of(element, tf.where(is_chosen)[:, 0])
 
 
 def rows_of(element: Any, rows: tf.Tensor) -> Any:
-    """Selects rows of a batch's components by ascending int64 indices."""
+    """Returns a batch with selected examples.
+
+    Args:
+        element: Nested structure of dense, ragged and sparse tensors.
+        rows: int64 [n], ascending positions of the examples in the batch.
+    """
 
     def choose(component: Any) -> Any:
         if not isinstance(component, tf.SparseTensor):

@@ -64,7 +64,8 @@ def skip_inputs(
             could have been dropped. Required to record losses. Features that are not a mapping are
             wrapped into one (`notes.add_notes`) and unwrapped by the model
             (`keras.LossFeedback`).
-        window_batches: See `InputClassifier.classify`. 0 classifies all batches.
+        window_batches: Number of batches per window, to classify only a part of them in a dry run;
+            see `InputClassifier.classify`. 0 classifies all batches.
         refill: Whether to drop examples and refill batches. Set to False if the classifier drops
             no examples. Batches then keep their sizes, unless `batch_size` differs.
 
@@ -204,7 +205,12 @@ def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
 
 
 def times_weights(weight: tf.Tensor, before: Any = None) -> Any:
-    """Multiplies the classifier's weights [batch] by existing sample weights [batch, ...]."""
+    """Multiplies weights [batch] by existing sample weights.
+
+    Args:
+        weight: float32 [batch].
+        before: Existing sample weights [batch, ...] or a nested structure of them. None means 1.
+    """
     if before is None:
         return weight
 

@@ -90,7 +90,14 @@ def thin_inputs(
 
 
 def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool) -> Any:
-    """Adds the correction for dropped examples to a batch."""
+    """Adds the correction for dropped examples, and notes, to a batch.
+
+    Args:
+        parts: `(features, label)` or `(features, label, sample_weight)` of the kept examples.
+        kept: Corrections of these examples.
+        correct: "weight" multiplies the sample weights; "offset" adds `"log_odds_offset"`.
+        adds_skippable: Whether to add `"skippable"`.
+    """
     notes: dict[str, Any] = {SKIPPABLE: kept.skippable} if adds_skippable else {}
     if correct == "offset":
         notes[OFFSET] = kept.offset
@@ -143,7 +150,17 @@ def leave_out(
     get_keys: Callable[..., Any] | None,
     drop_remainder: bool,
 ) -> tf.data.Dataset:
-    """Applies the policies of an engine to a dataset; see `Slipstream.leave_out`."""
+    """Drops examples of a dataset as the policies of an engine decide.
+
+    Implements `Slipstream.leave_out`.
+
+    Args:
+        engine: The `Slipstream` instance.
+        dataset: Dataset of batches.
+        batch_size: Number of examples in an output batch; see `skip_inputs`.
+        get_keys: Returns the keys of an element; see `skip_inputs`.
+        drop_remainder: Whether to drop a last batch that is not full.
+    """
     settings, classifier = engine.settings, engine.tracker.classifier
     if settings.thins_in_step:
         # `thin` drops examples in the training step, with the model's predictions.

@@ -19,7 +19,7 @@ from slipstream_tf.tables.base import EmbeddingStore
 
 
 class LookAhead:
-    """Prepares one batch ahead of training, within the window.
+    """Prepares one batch ahead of training, but none of the next window.
 
     Preparing a batch can change state that training reads, such as example counts or the position
     of a reader. Call `settle` before you read, save or restore such state.
@@ -40,7 +40,7 @@ class LookAhead:
             pulled: Number of these batches that were requested before, at least 0.
 
         Raises:
-            ValueError: If an argument is out of range.
+            ValueError: If an argument is negative.
         """
         require_integer("batches", batches, 0, None, "LookAhead.begin_window")
         require_integer("pulled", pulled, 0, None, "LookAhead.begin_window")
@@ -52,11 +52,10 @@ class LookAhead:
             )
 
     def settle(self) -> None:
-        """Waits for the batch in preparation.
+        """Waits until no batch is in preparation.
 
-        The next batch is started when a batch is requested.
-
-        This call does not wait for the batch of an iterator that was deleted.
+        The next preparation starts when a batch is requested. This call does not wait for the batch
+        of an iterator that was deleted.
 
         Raises:
             tf.errors.CancelledError: If the step was cancelled during the wait.
@@ -71,6 +70,9 @@ class LookAhead:
 
         Args:
             dataset: Dataset to read. Its work runs on another thread, in order.
+
+        Returns:
+            The same elements, in the same order.
         """
         specs = [_flat_spec(spec) for spec in tf.nest.flatten(dataset.element_spec)]
         with tf.device("CPU:0"):
@@ -113,7 +115,8 @@ def announce_rows(
         dataset: Dataset of batches.
         store: Store of the rows. If its tables do not spill to disk, `dataset` is returned.
         specs: Features with the keys to announce.
-        get_keys: See `Slipstream.apply`.
+        get_keys: Function that returns the keys of a batch, as in `Slipstream.apply`. None reads
+            them from the features.
 
     Returns:
         The same batches.

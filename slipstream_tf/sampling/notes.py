@@ -21,7 +21,8 @@ def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
 
     Args:
         features: A mapping, or another structure, which is stored under the name `FEATURES`.
-        **notes: Tensors [batch] by name: `"skippable"`, `"log_odds_offset"` or `"share_of_step"`.
+        **notes: Tensors [batch] by name: `"skippable"`, `"log_odds_offset"` or `"share_of_step"`
+            (see `data.spec`).
 
     Returns:
         A new mapping.
@@ -70,6 +71,9 @@ def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
     Args:
         batch: `(features, label, ...)`.
         share: float32 scalar: examples of this batch divided by the mean over the ranks.
+
+    Returns:
+        The batch, with the note `"share_of_step"` in its features.
     """
     features, label, *rest = batch
     rows = num_rows(tf.nest.flatten(label)[0])

@@ -32,7 +32,7 @@ class Applied(tf.data.Dataset):
     Args:
         dataset: Dataset with elements of any structure.
         most: Maximum number of batches in a pass. None uses the cardinality of `dataset`.
-        begins: Called when an iteration begins.
+        begins: Called when Python begins to iterate over the dataset.
         reweigh: Called with class weights; returns the dataset with these weights. None if class
             weights were already applied.
     """
@@ -122,7 +122,7 @@ class EpochWatch:
         self._end = None
 
     def begin_epoch(self) -> None:
-        """Begins an epoch."""
+        """Begins an epoch with no calls."""
         self._calls = 0
 
     def count(self) -> None:
@@ -206,18 +206,37 @@ class StepPlan:
         return True
 
     def is_exceeded_by(self, step: int) -> bool:
-        """Returns True the first time that a step exceeds the plan."""
+        """Returns whether to warn that training has exceeded the plan.
+
+        True at most once: at the first step after the planned steps, if the warm-up depends on the
+        plan. Always False if `add_epochs` has not planned the current `fit` since the last restore.
+
+        Args:
+            step: Number of trained steps.
+        """
         if self._was_exceeded or not self._of_epoch or step <= self.steps:
             return False
         self._was_exceeded = self._tracker.goes_by_plan
         return self._was_exceeded
 
     def leave_out_epochs(self, epochs: int) -> None:
-        """Removes epochs that the last `add_epochs` planned, because their `fit` begins later."""
+        """Removes epochs from the plan of the last `add_epochs`.
+
+        `fit(initial_epoch=)` does not train them.
+
+        Args:
+            epochs: Number of epochs to remove.
+        """
         self._set(self.steps - epochs * self._of_epoch)
 
     def restore(self, steps: int, is_in_fit: bool = False) -> None:
-        """Continues from a saved plan, before its `fit` begins or within it."""
+        """Continues from a saved plan.
+
+        Args:
+            steps: The saved number of planned steps.
+            is_in_fit: Whether the `fit` that continues the training has already begun. If not, the
+                next `add_epochs` adds nothing, because its epochs are part of the saved plan.
+        """
         self.steps, self._of_epoch = steps, 0
         self._next_fit_is_planned = steps > 0 and not is_in_fit
 

@@ -117,7 +117,7 @@ def in_batches(blocks: Iterable[Rows], batch_size: int) -> Iterator[Rows]:
 
 
 class Passes:
-    """Counts the passes of a reader from 0 and provides their batches.
+    """Numbers the passes over a reader's data from 0 and provides their batches.
 
     Args:
         begin: Called with the number of a pass. Returns an iterator over its batches, which are
@@ -214,7 +214,14 @@ class Passes:
 
 
 class BatchReader:
-    """Reads batches from the blocks of a subclass. The subclass sets `spec`."""
+    """Base class of readers: splits blocks of examples into batches.
+
+    A subclass sets `spec` and implements `_blocks`.
+
+    Attributes:
+        spec: Description of the features.
+        bad_lines: Counts of the malformed lines that the last pass skipped.
+    """
 
     spec: DataSpec
 

@@ -60,8 +60,9 @@ def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         values: A pyarrow binary array without nulls.
 
     Returns:
-        (keys int64 [n], is_parsed bool [n]). An empty value becomes `MISSING_KEY`. Values of other
-        lengths or with other characters are not parsed; the caller must handle them.
+        (keys int64 [n], is_parsed bool [n]). An empty value becomes `MISSING_KEY` and counts as
+        parsed. Values of other lengths or with other characters are not parsed; the caller must
+        handle them.
     """
     offsets = text_offsets(values)
     lengths = np.diff(offsets)
@@ -91,8 +92,8 @@ def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         values: A pyarrow binary array without nulls.
 
     Returns:
-        (integers int64 [n], is_parsed bool [n]). Values that are not parsed are 0. They may include
-        integers of at least 18 characters, which the caller must handle.
+        (integers int64 [n], is_parsed bool [n]). Values that are not parsed, such as empty values,
+        are 0. They may include integers of at least 18 characters, which the caller must handle.
     """
     offsets = text_offsets(values)
     lengths = np.diff(offsets)

@@ -2,7 +2,8 @@
 
 A folder contains Parquet shards and a manifest, which describes their columns.
 
-Labels, dense values, keys and parts are the same as from the reader of the original files.
+Labels, dense values, keys, and the train and test parts are the same as from the reader of the
+original files.
 """
 
 import dataclasses
@@ -189,7 +190,8 @@ class PreparedReader(ParquetReader):
         """Loads all examples; returns a reader that shuffles them each pass.
 
         Args:
-            shuffle_seed: See `ArrayReader`.
+            shuffle_seed: Seed of the order. Pass e of the reader, from 0, has the order that
+                `(shuffle_seed, e)` determines.
 
         Raises:
             ValueError: If a field is a list, or a shard is damaged.

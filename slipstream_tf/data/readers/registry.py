@@ -58,7 +58,11 @@ def open_data(
 def open_generated(name: str, part: str, batch_size: int, share: float = 1.0) -> Reader:
     """Opens generated data by its name.
 
-    `share` scales the number of examples in the name.
+    Args:
+        name: `"generated"`, optionally with numbers, as in `open_data`.
+        part: `"train"`, `"valid"` or `"test"`.
+        batch_size: Number of examples in a batch.
+        share: Factor of the number of examples in the name, which is rounded up.
     """
     parsed = generator.parse_name(name)
     assert parsed is not None, name

@@ -263,9 +263,16 @@ def open_text(path: str) -> Any:
 
 
 def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
-    """Yields (complete lines, number of bytes).
+    """Reads a file in blocks that end at line ends.
 
-    Lines that are too long are truncated.
+    Lines of more than `MAX_LINE_BYTES` may be truncated, but stay longer than this maximum, so that
+    the parser rejects them.
+
+    Args:
+        file: Binary file, read from its present position.
+
+    Yields:
+        (lines, number of bytes in the file that they take, before truncation).
     """
     rest, rest_bytes = b"", 0
     while data := file.read(BLOCK_BYTES):
