@@ -172,6 +172,8 @@ class Names:
     def __init__(self, prefix: str):
         """Reserves a prefix. If it is used already, a number is appended.
 
+        Note: all ranks must create their objects in the same order.
+
         Args:
             prefix: Purpose of the collectives.
         """
@@ -183,7 +185,11 @@ class Names:
         )
 
     def of(self, collective: str) -> str:
-        """Returns a name for one call of a collective."""
+        """Returns a name for one call of a collective.
+
+        Args:
+            collective: Short name of the call, for example "gather".
+        """
         name = f"{self._prefix}.{collective}"
         if tf.executing_eagerly():
             return name
@@ -207,7 +213,7 @@ class Communicator(Protocol):
         rank: Rank of this process, from 0.
         size: Number of ranks.
         local_rank: Rank of this process among the ranks on its machine.
-        link: Speed of messages. None if not measured yet, see `distributed.link_of`.
+        link: Speed of messages between the ranks. None before `distributed.link_of` measures it.
     """
 
     rank: int

@@ -50,7 +50,9 @@ class Settings:
         prefetch: Whether to send the keys of a batch to their owners one step ahead.
         policies: Names of the policies, from `train_flags.POLICIES`.
         dry_run: Whether policies only estimate their savings and change nothing.
-        control: "none", "random" or "stop".
+        control: Kind of a control, a run that repeats another run without its policies. "random"
+            skips examples at random, "stop" ends after as many trained examples. "none" if the run
+            is no control.
         watch: Whether to measure saturation in a run without policies.
         schedule: "plain", or a baseline: "fae" trains hot and cold examples in separate batches,
             "hotline" splits each batch into two parts.
@@ -289,7 +291,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
 
 
 def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Returns the settings that match a control to its run."""
+    """Returns the settings with which a control skips or trains as much as the matched run."""
     if control == "stop":
         if matched["settings"].get("early_stopping"):
             raise UsageError(

@@ -18,13 +18,24 @@ Curve = Sequence[tuple[float, float]]  # (examples or seconds, AUC), in ascendin
 
 
 def curve(record: Mapping[str, Any], axis: str) -> Curve:
-    """Returns a run's AUC along EXAMPLES or SECONDS, from (0, CHANCE)."""
+    """Returns the test AUC of a run at its evaluations.
+
+    Args:
+        record: Contents of metrics.json.
+        axis: EXAMPLES or SECONDS.
+
+    Returns:
+        (position on the axis, AUC) pairs. The first is (0, CHANCE).
+    """
     return [(0.0, CHANCE), *((one[axis], one["auc"]) for one in record["evaluations"])]
 
 
 def standing(points: Curve, at: float) -> float:
-    """Returns a curve's AUC at a position, by linear interpolation.
+    """Returns the AUC of a curve at a position, by linear interpolation.
 
-    Positions after the last point return the last AUC.
+    Args:
+        points: The curve.
+        at: Position: number of examples, or seconds. After the last point, the last AUC is
+            returned.
     """
     return float(np.interp(at, *np.transpose(points)))

@@ -73,7 +73,8 @@ class DryRunEstimate:
     Each policy is estimated as if it were the only policy.
 
     Attributes:
-        savings: One entry per policy. Empty before the end of the warm-up.
+        savings: One entry per policy that skips examples or saves gradient rows. Empty if no window
+            has ended after the warm-up.
         exchange: With multiple ranks, the estimated time to exchange the rows of a step.
     """
 
@@ -154,6 +155,9 @@ def _by_curve(
         missing: Number of missing examples per window.
         is_corrected: Whether the kept examples are reweighted to represent the dropped examples. If
             so, a dropped example costs only the increased variance of the gradients.
+
+    Returns:
+        (minimum, maximum, basis), as in `Saving`.
     """
     curve, total = [], 0
     for report in reports:

@@ -1,8 +1,8 @@
 """Estimates how long ranks take to exchange the rows of a step.
 
 `estimate_exchange` is a pure function of a `Link` and the window reports of a run with multiple
-ranks. The estimate assumes one message per rank and direction, and does not include other work that
-overlaps with it.
+ranks. The estimate assumes that all messages of a collective are sent at the same time, with one
+latency. It ignores that the exchange can overlap with other work.
 """
 
 import dataclasses

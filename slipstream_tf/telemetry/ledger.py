@@ -50,7 +50,7 @@ _TOTALS = (*_SUMS[:4], "skipped_share", "bytes_offered", "bytes_sent", "traffic"
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Totals over all ended windows. The current window is not included.
+    """Counts and bytes of windows that have ended, with their totals.
 
     Attributes:
         reports: The window reports, in order.
@@ -59,7 +59,8 @@ class Ledger:
         examples_skippable: Number of examples that the policy allows to drop.
         examples_kept: Number of skippable examples that were kept by subsampling.
         seconds: Time spent at window ends (drift, threshold, hot set).
-        columns: Columns of the printed table.
+        columns: Columns of the printed table. If `settings` are passed, only the columns of their
+            policies are printed.
     """
 
     reports: tuple[WindowReport, ...]
@@ -110,12 +111,12 @@ class Ledger:
 
     @property
     def bytes_offered(self) -> int:
-        """Bytes that an exchange of all gradient rows would send."""
+        """Bytes of all gradient rows, with int64 keys and float32 values."""
         return sum(t.rows.offered * t.row_bytes for r in self.reports for t in r.tables)
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of the gradient rows that were applied, or would be exchanged."""
+        """Bytes of the gradient rows that were applied or exchanged, as in `bytes_offered`."""
         return sum(t.rows.sent * t.row_bytes for r in self.reports for t in r.tables)
 
     def to_dict(self) -> dict[str, Any]:

@@ -33,6 +33,9 @@ class PhaseClock:
     - evaluation: the test data, including its reading.
 
     Phases do not overlap: use `move` to subtract the time of an inner phase from the outer phase.
+
+    Attributes:
+        seconds: Seconds of each phase so far, by name.
     """
 
     def __init__(self) -> None:

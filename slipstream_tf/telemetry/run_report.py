@@ -98,9 +98,10 @@ class RunReport:
         return lines
 
     def why_nothing(self) -> str:
-        """Returns why nothing was saved, or an empty string.
+        """Returns a sentence that explains why nothing was saved, or an empty string.
 
-        The string is empty if something was saved, or if no policy saves anything.
+        The string is empty if something was saved after the warm-up, or if no policy saves anything
+        and a window has ended.
         """
         settings, reports = self.settings, self.ledger.reports
         if not any(policy.verb for policy in settings.policies):

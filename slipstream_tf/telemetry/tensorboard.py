@@ -21,7 +21,7 @@ _HISTOGRAM = tf.compat.v1.SummaryMetadata(
 
 
 def scalars(report: WindowReport) -> Mapping[str, float]:
-    """Returns a window's plotted values by name, all finite."""
+    """Returns the plotted values of a window by name, without undefined values."""
     rows = Ledger([report]).rows
     states = added_up(table.states for table in report.tables)
     values: dict[str, float | None] = {

@@ -275,7 +275,7 @@ def _over_all_windows(run: Run, measures: Mapping[str, Measure]) -> dict[str, li
 
 
 def over_windows(run: Run, measure: Measure) -> list[Point]:
-    """Returns a measure of each window, by the examples seen so far."""
+    """Returns points (examples seen until the window's end, measure of the window)."""
     points: list[Point] = []
     seen = 0.0
     for window in run.entries("windows"):
@@ -350,7 +350,13 @@ _HISTOGRAM = Panel(
 
 
 def _last_buckets(run: Run) -> tuple[Mapping[str, Any], list[tuple[float, float, float]]] | None:
-    """Returns the window of the histogram and its (lower, upper, fraction) buckets."""
+    """Returns a window and its drift histogram, or None if no window has one.
+
+    The window is the longest with a histogram, and the last if multiple windows are equally long.
+
+    Returns:
+        (window, buckets). A bucket is (lower bound, upper bound, fraction of the hot keys).
+    """
     for window in _longest_last(run.entries("windows")):
         found = window.get("drift_histogram")
         if not isinstance(found, list) or not found:

@@ -45,14 +45,17 @@ class Run:
         return number(self.value(*keys))
 
     def entries(self, key: str) -> list[Mapping[str, Any]]:
-        """Returns a list of objects, for example the windows.
+        """Returns the objects in the list `key` of the record, for example "windows".
 
         The list is empty if the record lacks it.
         """
         return entries(self.record, key)
 
     def points(self, key: str, x: str, y: str) -> list[tuple[float | None, float | None]]:
-        """Returns two numbers of each object in a list; None if missing."""
+        """Returns the entries `x` and `y` of each object in the list `key`.
+
+        A missing number is None.
+        """
         return [(number(point.get(x)), number(point.get(y))) for point in self.entries(key)]
 
     @property
