@@ -241,7 +241,7 @@ def _given(engine: Mapping[str, Any], **flags: str) -> dict[str, Any]:
 def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -> int:
     """Returns the steps between evaluations of the validation part.
 
-    Defaults to the steps of an epoch.
+    This is `evaluate_every`, or the steps of an epoch if `evaluate_every` is None.
 
     Args:
         settings: The settings of the run.
@@ -271,20 +271,39 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
 
 
 def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:
-    """Returns the number of examples over all epochs, or None."""
+    """Returns the number of training examples over all epochs and ranks.
+
+    Args:
+        settings: The settings of the run.
+        num_examples: Number of training examples per epoch, or None if it is unknown.
+
+    Returns:
+        The number without skipping, at most `max_examples` and `stop_after`. None if none of these
+        numbers is known.
+    """
     of_all_epochs = None if num_examples is None else num_examples * settings.epochs
     limits = (settings.max_examples, settings.stop_after, of_all_epochs)
     return min((n for n in limits if n is not None), default=None)
 
 
 def planned_steps(settings: Settings, num_examples: int | None, ranks: int) -> int | None:
-    """Returns the number of steps over all epochs without skipping, or None."""
+    """Returns the number of steps over all epochs without skipping, or None if unknown.
+
+    Args:
+        settings: The settings of the run.
+        num_examples: Number of training examples per epoch, or None if it is unknown.
+        ranks: Number of ranks of the job.
+    """
     planned = planned_inputs(settings, num_examples)
     return None if planned is None else math.ceil(planned / (settings.batch_size * ranks))
 
 
 def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
-    """Returns the number of warm-up steps, derived from `planned_steps` if necessary."""
+    """Returns the number of warm-up steps.
+
+    If the settings contain a fraction, it is a fraction of `planned_steps`, or 0 steps if the plan
+    is unknown.
+    """
     if settings.warmup_steps is not None:
         return settings.warmup_steps
     return round(settings.warmup * (planned_steps or 0))
@@ -293,8 +312,8 @@ def warmup_steps(settings: Settings, planned_steps: int | None) -> int:
 def steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
     """Returns the number of steps before skipping starts, at least 1.
 
-    With policies, the warm-up is rounded up to whole windows, because decisions are made at the end
-    of a window.
+    With policies or the control "random", the warm-up is rounded up to whole windows, because
+    decisions are made at the end of a window.
     """
     steps = warmup_steps(settings, planned_steps)
     if settings.policies or settings.control == "random":

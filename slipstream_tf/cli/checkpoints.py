@@ -110,7 +110,10 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
 
 
 def window_steps_of(saving: Saving) -> int | None:
-    """Returns the saved run's window length in steps, or None."""
+    """Returns the window length of the saved run in steps.
+
+    None if there is no saved run, or if its settings have no window length.
+    """
     path = saving.directory / RUN
     return _read(path)["settings"].get("window_steps") if path.exists() else None
 
@@ -275,7 +278,10 @@ class RunCheckpoints:
         return last.step, noted
 
     def begin(self) -> None:
-        """Writes run.json. Call it before the first step."""
+        """Writes run.json on rank 0 if checkpoints are saved.
+
+        Call it before the first step.
+        """
         if self._saving.every and self._comm.rank == 0:
             write_json(str(self._saving.directory / RUN), self._run)
 

@@ -196,7 +196,7 @@ def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) 
 
 
 def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
-    """Returns the number of examples that this rank receives.
+    """Returns the number of examples that this rank receives from `share_of_rank`.
 
     Args:
         inputs: Number of examples of all ranks.

@@ -215,7 +215,7 @@ class Trainer:
             _check_account(self._account, int(self._inputs.read.numpy()))
 
     def evaluate(self, export_to: str | None = None) -> None:
-        """Evaluates the model on the test part and optionally exports it.
+        """Evaluates the model on the part `evaluate_on` and optionally exports it.
 
         Args:
             export_to: Folder for a SavedModel that returns probabilities. None means no export.
@@ -378,7 +378,7 @@ class Trainer:
         return found
 
     def _rows(self) -> dict[str, int]:
-        """Returns the rows per table, summed over shards."""
+        """Returns the number of rows per table, summed over stores and shards."""
         rows = dict.fromkeys((table.name for table in self._embeddings.tables), 0)
         for store in self._stores:
             for name in rows:
@@ -412,7 +412,7 @@ def _build_variables(model: Any, element_spec: Any) -> None:
 
 
 def _cause(error: tf.errors.OpError) -> str:
-    """Returns the cause from an error message of TensorFlow."""
+    """Returns the line of a TensorFlow error message that names the cause."""
     raised_in_python = re.search(r"^.*?\w+Error: (.+)$", error.message, re.MULTILINE)
     if raised_in_python:
         return raised_in_python.group(1)
@@ -434,7 +434,12 @@ def _check_account(inputs: dict[str, int], read: int) -> None:
 
 
 def _row_lookups(reader: Any, trained: int) -> int | None:
-    """Returns the row lookups in training; None for variable-length bags."""
+    """Returns the number of row lookups in training, or None if a field is a list.
+
+    Args:
+        reader: Reader of the training part.
+        trained: Number of trained examples.
+    """
     features, _ = reader.dataset().element_spec
     if not isinstance(features["keys"], tf.TensorSpec):
         return None

@@ -61,7 +61,13 @@ def evaluate(
 
 
 def total(comm: Communicator, count: int, name: str) -> int:
-    """Returns the sum of an integer over all ranks. A collective."""
+    """Returns the sum of `count` over all ranks. A collective.
+
+    Args:
+        comm: The communicator of the job.
+        count: Number of this rank.
+        name: Name of the collective.
+    """
     return int(comm.sum(tf.constant([count], tf.int64), "control", f"slipstream.total.{name}")[0])
 
 
@@ -228,7 +234,11 @@ class ElasticRun:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The saved state: sums on rank 0, zeros on other ranks."""
+        """The state with which this rank continues.
+
+        Counts of rank 0 are the sums over the former ranks, counts of other ranks are 0. Everything
+        else is the state of former rank 0.
+        """
         notes, comm = self._positions, self.job.comm
         curves = [position["curve"] for position in notes]
         points = merged_points([curve["places"] for curve in curves])
