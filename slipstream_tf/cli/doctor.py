@@ -70,7 +70,7 @@ class Check:
         function: The check, as "module:function".
         fix: The default repair command.
         module: Name of the main module. If it is not installed, the state is "missing" instead of
-            "broken".
+            "broken". "-" if the part has no main module.
         purpose: Purpose of an optional part. Empty if training in a single process needs the part.
         environment: Additional environment variables of the child process.
     """

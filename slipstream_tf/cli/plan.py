@@ -166,7 +166,8 @@ def as_json(found: MemoryPlan, step: dict[str, float]) -> dict[str, Any]:
 
     Args:
         found: The plan.
-        step: Accesses, misses and milliseconds per step.
+        step: Numbers per step: "accesses" of rows, "misses" (accesses of rows on disk),
+            "in_memory_ms" and "disk_ms".
     """
     tables = {
         table.field.name: {
@@ -197,7 +198,7 @@ def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
 
     Args:
         found: The plan.
-        step: Accesses, misses and milliseconds per step.
+        step: Numbers per step, as for `as_json`.
         dim: Number of values per row.
     """
     needs = [(f"all rows as {kind}", _size(nbytes)) for kind, nbytes in found.needs.items()]

@@ -200,7 +200,7 @@ class _Bars:
     """Shows a progress bar with the reading speed for each phase.
 
     Attributes:
-        rows: Number of lines that were read.
+        rows: Number of lines read from the source.
     """
 
     def __init__(self) -> None:
@@ -210,7 +210,14 @@ class _Bars:
         self._begin, self._first_rows = 0.0, 0
 
     def show(self, phase: str, done: int, total: int, rows: int) -> None:
-        """Updates the bar of a phase and the reading speed."""
+        """Updates the bar of a phase and the reading speed.
+
+        Args:
+            phase: Title of the phase. Another title than in the last call opens a new bar.
+            done: Amount of work done, in the unit of `total`.
+            total: Total amount of work.
+            rows: Number of lines read in this phase.
+        """
         if phase != self._phase:
             self.close()
             self._phase, self._begin, self._first_rows = phase, time.monotonic(), rows

@@ -108,7 +108,10 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
 
 
 def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any]) -> None:
-    """Rejects flags that the hot and cold tables of baselines lack."""
+    """Raises `UsageError` for flags that the schedule of a baseline does not support.
+
+    The baselines store the rows of hot keys on all ranks and shard the other rows.
+    """
     found = {
         "checkpoint_every": saving.is_used,
         "early_stopping": settings.early_stopping,
@@ -293,7 +296,10 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
 
 
 def _beside(output: str | None, name: str) -> str:
-    """Returns a folder next to `output`, or in `runs` without an output."""
+    """Returns the path of the folder `name` next to `output`, or in `runs` without an output.
+
+    If `output` itself is called `name`, the suffix "-on" is appended.
+    """
     if output is None:
         return os.path.join("runs", name)
     folder, own = os.path.split(os.path.normpath(output))

@@ -52,12 +52,12 @@ foresees = _skips_by("foreseen_loss")
 
 
 def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
-    """Returns a predicate: whether settings use one of these pilots."""
+    """Returns a function: whether settings skip by predicted loss with one of `pilots`."""
     return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 
 def goes_by_keys(settings: Settings) -> bool:
-    """Returns whether a policy or `--watch` depends on the saturation of keys."""
+    """Returns whether the run measures the saturation of keys for a policy or `--watch`."""
     if settings.control == "random":
         return False
     by_drift = {"mask_gradients"} if foresees(settings) else {"skip_examples", "mask_gradients"}
