@@ -287,12 +287,15 @@ def planned_inputs(settings: Settings, num_examples: int | None) -> int | None:
 
 
 def planned_steps(settings: Settings, num_examples: int | None, ranks: int) -> int | None:
-    """Returns the number of steps over all epochs without skipping, or None if unknown.
+    """Returns the number of steps over all epochs without skipping.
 
     Args:
         settings: The settings of the run.
         num_examples: Number of training examples per epoch, or None if it is unknown.
         ranks: Number of ranks of the job.
+
+    Returns:
+        The number, or None if it is unknown.
     """
     planned = planned_inputs(settings, num_examples)
     return None if planned is None else math.ceil(planned / (settings.batch_size * ranks))

@@ -135,7 +135,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def size_of(data: str, most: int) -> tuple[int, int]:
-    """Returns the batch size and the number of training examples for a data set.
+    """Returns batch size and number of training examples for a data set.
 
     Args:
         data: Value of --data of slipstream-train, which also selects the preset.

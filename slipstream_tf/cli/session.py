@@ -434,11 +434,14 @@ def _check_account(inputs: dict[str, int], read: int) -> None:
 
 
 def _row_lookups(reader: Any, trained: int) -> int | None:
-    """Returns the number of row lookups in training, or None if a field is a list.
+    """Returns the number of row lookups in training.
 
     Args:
         reader: Reader of the training part.
         trained: Number of trained examples.
+
+    Returns:
+        The number, or None if a field is a list.
     """
     features, _ = reader.dataset().element_spec
     if not isinstance(features["keys"], tf.TensorSpec):

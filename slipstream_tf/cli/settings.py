@@ -291,7 +291,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
 
 
 def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Returns the settings with which a control skips or trains as much as the matched run."""
+    """Returns settings that give a control the skipping or length of its matched run."""
     if control == "stop":
         if matched["settings"].get("early_stopping"):
             raise UsageError(

@@ -108,7 +108,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
 
 
 def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any]) -> None:
-    """Raises `UsageError` for flags that the schedule of a baseline does not support.
+    """Raises `UsageError` for flags that a baseline's schedule does not support.
 
     The baselines store the rows of hot keys on all ranks and shard the other rows.
     """
@@ -296,9 +296,10 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
 
 
 def _beside(output: str | None, name: str) -> str:
-    """Returns the path of the folder `name` next to `output`, or in `runs` without an output.
+    """Returns the path of a folder `name` next to `output`.
 
-    If `output` itself is called `name`, the suffix "-on" is appended.
+    Without an output, it is in `runs`. If `output` itself is called `name`, the suffix "-on" is
+    appended.
     """
     if output is None:
         return os.path.join("runs", name)

@@ -52,12 +52,12 @@ foresees = _skips_by("foreseen_loss")
 
 
 def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
-    """Returns a function: whether settings skip by predicted loss with one of `pilots`."""
+    """Returns a predicate: whether settings skip by the loss of such a pilot."""
     return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 
 def goes_by_keys(settings: Settings) -> bool:
-    """Returns whether the run measures the saturation of keys for a policy or `--watch`."""
+    """Returns whether a policy or `--watch` needs the saturation of keys."""
     if settings.control == "random":
         return False
     by_drift = {"mask_gradients"} if foresees(settings) else {"skip_examples", "mask_gradients"}

@@ -142,7 +142,7 @@ class FormatSource(LineSource):
 
         Args:
             line_format: Format of the lines.
-            paths: See `LineSource`.
+            paths: Paths of the files, in order.
         """
         self._format, self.name = line_format, line_format.name
         self.header_lines = int(line_format.header is not None)
@@ -169,7 +169,7 @@ class CsvSource(LineSource):
 
         Args:
             schema: Meaning of the columns.
-            paths: See `LineSource`.
+            paths: Paths of the files, in order.
         """
         self._schema = schema
         self.header_lines = int(schema.columns is None)

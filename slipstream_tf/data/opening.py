@@ -97,7 +97,7 @@ def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[
     Args:
         rows: A table or record batch.
         at: Position of the first row.
-        piece_rows: See `Source.blocks`.
+        piece_rows: Number of rows in a piece; see `Source.blocks`.
         done: Number of rows in the files before.
     """
     while len(rows):

@@ -27,7 +27,7 @@ class Position:
     id: int = 0
 
     def rows_left(self, piece_rows: int) -> int:
-        """Returns the number of rows until the end of the piece; see `Source.blocks`."""
+        """Returns the number of rows until the end of the piece (`Source.blocks`)."""
         return piece_rows - self.row % piece_rows
 
 

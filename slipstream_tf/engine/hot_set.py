@@ -1,4 +1,4 @@
-"""Chooses the hot set: the most accessed keys within a memory budget for snapshots."""
+"""Chooses the hot set: the most accessed keys with snapshots within a budget."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def snapshot_bytes(dim: int) -> int:
 
 
 def most_candidates(dim: int, budget_bytes: int) -> int:
-    """Returns the number of keys of one table with snapshots that fit `budget_bytes`."""
+    """Returns how many row snapshots of one table fit into `budget_bytes`."""
     return budget_bytes // snapshot_bytes(dim)
 
 

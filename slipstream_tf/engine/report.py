@@ -139,7 +139,7 @@ class WindowReport:
 
     @property
     def saturated_share(self) -> float:
-        """`saturated_keys` of the next window divided by `hot_keys` of this window, 0 to 1."""
+        """`saturated_keys` / `hot_keys`: fraction of hot keys that stay or become saturated."""
         return share_of(self.saturated_keys, self.hot_keys)
 
     @property

@@ -68,7 +68,7 @@ _NUMBERS = ("share", "trained", "skipped", "skipped_effective")
 
 @dataclasses.dataclass(frozen=True)
 class CurvePoint:
-    """Progressive AUC of one window: each example is predicted before training on it.
+    """AUC of one window, in which examples are predicted before training.
 
     Attributes:
         trained: Number of examples trained before the window began.

@@ -437,7 +437,7 @@ class SaturationTracker:
         return round(steps * (self._examples_seen - skipped) / self._step)
 
     def _candidates(self) -> list[Candidates] | None:
-        """Returns the candidates for the next hot set, or None if no hot set is needed."""
+        """Returns the candidates for the next hot set; None if none is needed."""
         if not self._settings.goes_by_keys:
             return None
         candidates = []
@@ -447,7 +447,7 @@ class SaturationTracker:
         return candidates
 
     def _renew_hot_set(self, states: Sequence[KeyStates] | None) -> float:
-        """Starts the next hot set; returns the fraction of its keys that were hot before."""
+        """Starts the next hot set; returns the fraction of already hot keys."""
         # Decay follows the choice of hot keys, because a factor of 0 removes all counts.
         self._store.decay_counts(self._settings.hot_set.count_decay)
         if states is None:
@@ -462,7 +462,7 @@ class SaturationTracker:
         return common / total if total else 0.0
 
     def _hot_keys(self, table: TrackedTable) -> tuple[np.ndarray, np.ndarray]:
-        """Returns this rank's most accessed keys of a table, and their access counts."""
+        """Returns this rank's most accessed keys of a table and their counts."""
         hot_set = self._settings.hot_set
         memory = self._settings.snapshot_bytes
         own = min(memory, hot_set.table_bytes.get(table.name, memory))

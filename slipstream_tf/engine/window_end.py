@@ -50,9 +50,9 @@ def sampled_drifts(
 def threshold_of_keys(
     settings: EngineSettings, scores: np.ndarray, steering: Steering
 ) -> ThresholdResult:
-    """Returns T: the configured threshold, or the quantile of the scores at the target fraction.
+    """Returns T: the configured threshold, or a quantile of the scores.
 
-    T is 0 if no policy depends on the saturation of keys.
+    The quantile is at the target fraction. T is 0 if no policy depends on the saturation of keys.
 
     Args:
         settings: Settings of the engine.
@@ -75,7 +75,8 @@ class Findings(WindowWork):
     Sequences have one entry per tracked table.
 
     Attributes:
-        inputs, rows, losses: See `WindowWork`.
+        inputs, rows, losses: Counts of examples, counts of gradient rows, and losses; see
+            `WindowWork`.
         window: Number of the window, from 0.
         states: States of the hot keys during the window.
         measured: Drifts of the hot keys.

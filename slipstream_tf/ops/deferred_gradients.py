@@ -178,7 +178,7 @@ class DeferredGradients:
         )
 
     def add(self, keys: tf.Tensor, gradients: tf.Tensor) -> AddedSums:
-        """Adds the new gradients to the deferred sums: the first half of a step.
+        """Returns the sums of new and deferred gradients: a step's first half.
 
         The stored sums stay unchanged.
 

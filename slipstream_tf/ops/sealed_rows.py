@@ -52,7 +52,7 @@ class SealedRows:
 
 
 def seal(handle: tf.Tensor) -> SealedRows:
-    """Writes all rows of a table to disk and returns their files (eager only).
+    """Writes all rows of a table to disk; returns their files (eager only).
 
     Rows that are already on disk are not written again.
 

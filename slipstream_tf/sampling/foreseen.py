@@ -40,13 +40,16 @@ def thin_inputs(
             dense, ragged and sparse tensors.
         classifier: Classifier with a pilot that uses the keys or the label.
         specs: Features that have keys.
-        batch_size: Number of examples in an output batch; see `skip_inputs`.
-        get_keys: Returns the keys of an element; see `skip_inputs`.
+        batch_size: Number of examples in an output batch. Defaults to the static batch size of
+            `dataset`.
+        get_keys: Function of the components of an element that returns the keys. Defaults to the
+            features; see `skip_inputs`.
         drop_remainder: Whether to drop a last batch that is not full.
         correct: `"weight"` returns `(features, label, sample_weight)`: existing weights are
             multiplied by `1 / probability`, and the weights of a smaller last batch are scaled
             (`weigh_last`). `"offset"` adds the feature `"log_odds_offset"`, float32 [batch].
-        adds_skippable: Whether to add the feature `"skippable"`; see `skip_inputs`.
+        adds_skippable: Whether to add the feature `"skippable"`, bool [batch]: True if the keep
+            probability of the example was below 1.
         refill: Whether to drop examples and refill batches. False in a dry run: batches are
             unchanged.
 

@@ -116,7 +116,7 @@ class Ledger:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of the gradient rows that were applied or exchanged, as in `bytes_offered`."""
+        """Bytes of the gradient rows that were applied or exchanged."""
         return sum(t.rows.sent * t.row_bytes for r in self.reports for t in r.tables)
 
     def to_dict(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class RunReport:
         return lines
 
     def why_nothing(self) -> str:
-        """Returns a sentence that explains why nothing was saved, or an empty string.
+        """Explains in a sentence why the policies saved neither examples nor gradients.
 
         The string is empty if something was saved after the warm-up, or if no policy saves anything
         and a window has ended.

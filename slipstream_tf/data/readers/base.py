@@ -117,7 +117,7 @@ def in_batches(blocks: Iterable[Rows], batch_size: int) -> Iterator[Rows]:
 
 
 class Passes:
-    """Numbers the passes over a reader's data from 0 and provides their batches.
+    """Numbers the passes of a reader from 0 and provides their batches.
 
     Args:
         begin: Called with the number of a pass. Returns an iterator over its batches, which are
@@ -290,7 +290,7 @@ class BatchReader:
         return is_in_part(first, count, self._part, self._hold_out)
 
     def _with_bad_lines(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        """Yields the blocks of a pass that are not empty; reports malformed lines at the end."""
+        """Yields nonempty blocks of a pass; reports malformed lines at the end."""
         self.bad_lines.reset()
         try:
             yield from (block for block in blocks if len(block))

@@ -114,7 +114,7 @@ def _latent(hashed: np.ndarray, number: int) -> np.ndarray:
 
 
 def _find_intercept(logits: np.ndarray, click_rate: float) -> float:
-    """Returns the shift of the logits for which the mean probability is `click_rate`."""
+    """Returns the logit shift that makes the mean probability equal `click_rate`."""
     low, high = -30.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -350,12 +350,13 @@ _HISTOGRAM = Panel(
 
 
 def _last_buckets(run: Run) -> tuple[Mapping[str, Any], list[tuple[float, float, float]]] | None:
-    """Returns a window and its drift histogram, or None if no window has one.
+    """Returns the longest window with a drift histogram, and the histogram.
 
-    The window is the longest with a histogram, and the last if multiple windows are equally long.
+    If multiple windows are equally long, the last is returned.
 
     Returns:
-        (window, buckets). A bucket is (lower bound, upper bound, fraction of the hot keys).
+        (window, buckets), or None if no window has a histogram. A bucket is (lower bound, upper
+        bound, fraction of the hot keys).
     """
     for window in _longest_last(run.entries("windows")):
         found = window.get("drift_histogram")

@@ -45,16 +45,22 @@ class Run:
         return number(self.value(*keys))
 
     def entries(self, key: str) -> list[Mapping[str, Any]]:
-        """Returns the objects in the list `key` of the record, for example "windows".
+        """Returns the objects in a list of the record, for example "windows".
 
         The list is empty if the record lacks it.
         """
         return entries(self.record, key)
 
     def points(self, key: str, x: str, y: str) -> list[tuple[float | None, float | None]]:
-        """Returns the entries `x` and `y` of each object in the list `key`.
+        """Returns two entries of each object in a list of the record.
 
-        A missing number is None.
+        Args:
+            key: Name of the list, as in `entries`.
+            x: Name of the first entry.
+            y: Name of the second entry.
+
+        Returns:
+            (x, y) pairs. A missing number is None.
         """
         return [(number(point.get(x)), number(point.get(y))) for point in self.entries(key)]
 
