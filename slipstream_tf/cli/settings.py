@@ -291,7 +291,11 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
 
 
 def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Returns settings that give a control the skipping or length of its matched run."""
+    """Returns the settings that a control derives from its matched run.
+
+    "random" skips the same fraction of each window after the same warm-up. "stop" ends after as
+    many trained examples.
+    """
     if control == "stop":
         if matched["settings"].get("early_stopping"):
             raise UsageError(

@@ -52,7 +52,7 @@ foresees = _skips_by("foreseen_loss")
 
 
 def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
-    """Returns a predicate: whether settings skip by the loss of such a pilot."""
+    """Returns a predicate: whether settings skip by such a pilot's loss."""
     return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
 
 

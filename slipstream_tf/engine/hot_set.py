@@ -1,4 +1,4 @@
-"""Chooses the hot set: the most accessed keys with snapshots within a budget."""
+"""Chooses the hot set: the most accessed keys within a memory budget."""
 
 import dataclasses
 from collections.abc import Sequence

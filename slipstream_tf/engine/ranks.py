@@ -184,7 +184,7 @@ class Ranks:
         return dict(zip(own, map(int, total), strict=True))
 
     def traffic_so_far(self) -> dict[str, int]:
-        """Returns the bytes by kind that this rank sent since `take_traffic` was called."""
+        """Returns this rank's sent bytes by kind since the last `take_traffic`."""
         sent = self._sent_bytes()
         return {kind: count - self._traffic.get(kind, 0) for kind, count in sent.items()}
 

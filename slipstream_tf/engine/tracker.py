@@ -437,7 +437,7 @@ class SaturationTracker:
         return round(steps * (self._examples_seen - skipped) / self._step)
 
     def _candidates(self) -> list[Candidates] | None:
-        """Returns the candidates for the next hot set; None if none is needed."""
+        """Returns the next hot set's candidates, or None if none is needed."""
         if not self._settings.goes_by_keys:
             return None
         candidates = []

@@ -52,7 +52,7 @@ class SealedRows:
 
 
 def seal(handle: tf.Tensor) -> SealedRows:
-    """Writes all rows of a table to disk; returns their files (eager only).
+    """Writes a table's rows to disk; returns their files (eager only).
 
     Rows that are already on disk are not written again.
 
