@@ -257,7 +257,14 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, tensor: Any, root: int, kind: Kind, name: str) -> tf.Tensor:
-        """Returns rank `root`'s tensor; all ranks pass the same shape and dtype."""
+        """Returns the tensor of rank `root` on all ranks.
+
+        Args:
+            tensor: Any shape and dtype, equal on all ranks.
+            root: The sending rank.
+            kind: Kind of traffic, as in `sum`.
+            name: Name of the collective, as in `sum`.
+        """
 
     def traffic(self) -> Traffic:
         """Returns the bytes that this rank has sent."""

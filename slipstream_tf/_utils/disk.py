@@ -103,7 +103,11 @@ def rename(old: Path, new: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its missing parents."""
+    """Creates a folder and its missing parents.
+
+    Raises:
+        FileExistsError: The folder exists.
+    """
     path.mkdir(parents=True)
 
 

@@ -23,7 +23,10 @@ def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
 
 
 def require_choice(argument: str, value: Any, choices: Sequence[Any], place: str = "") -> None:
-    """Raises ValueError unless `value` is one of `choices`."""
+    """Raises ValueError unless `value` is one of `choices`.
+
+    The other arguments are described in `invalid`.
+    """
     if value not in choices:
         raise invalid(argument, value, place, "one of " + ", ".join(repr(c) for c in choices))
 
@@ -33,7 +36,8 @@ def require_integer(
 ) -> int:
     """Raises ValueError unless `value` is an integer in [minimum, maximum].
 
-    NumPy integers are accepted, bools are not.
+    NumPy integers are accepted, bools are not. A maximum of None means no upper bound. The other
+    arguments are described in `invalid`.
 
     Returns:
         The value as a Python int.
@@ -57,7 +61,8 @@ def require_number(
 ) -> float:
     """Raises ValueError unless `value` is a finite number in range.
 
-    NumPy numbers are accepted, bools are not. With `open_minimum`, the minimum is excluded.
+    NumPy numbers are accepted, bools are not. The bounds are included, except for the minimum with
+    `open_minimum`. The other arguments are described in `invalid`.
 
     Returns:
         The value as a Python number.

@@ -317,6 +317,10 @@ def steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
 
     With policies or the control "random", the warm-up is rounded up to whole windows, because
     decisions are made at the end of a window.
+
+    Args:
+        settings: The settings of the run.
+        planned_steps: Planned number of steps if no examples are skipped, or None if it is unknown.
     """
     steps = warmup_steps(settings, planned_steps)
     if settings.policies or settings.control == "random":

@@ -313,6 +313,12 @@ def merged_points(of_ranks: Sequence[Sequence[_Point]]) -> list[_Point]:
 
     Counts are summed. Loss and AUC are means weighted by trained examples. Other values are from
     the first rank.
+
+    Args:
+        of_ranks: The points of each rank, in rank order. All ranks have points at the same steps.
+
+    Returns:
+        One point per step.
     """
     merged = []
     for points in zip(*of_ranks, strict=True):

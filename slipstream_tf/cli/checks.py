@@ -191,6 +191,8 @@ def driver_gpus() -> list[str]:
 def gpus_in_order(seen: Sequence[str], driver: Sequence[Any], has_kernels: bool) -> str:
     """Describes the GPUs, or raises `Problem` if training cannot use them.
 
+    No GPU at all is not a problem, because training then uses the CPU.
+
     Args:
         seen: Names of the GPUs that TensorFlow sees.
         driver: GPUs that the driver lists.

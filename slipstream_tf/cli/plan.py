@@ -143,7 +143,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
 
 def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -> list[str]:
-    """Returns memory and settings of SOK's HKV tables as text.
+    """Returns memory and settings of SOK's HierarchicalKV (HKV) tables as text.
 
     Args:
         settings: Keyword arguments of each table, see `plan_hkv`.

@@ -34,11 +34,13 @@ def native_store() -> None:
 def sok_store() -> None:
     """Tests lookup, SGD update and reading of rows with SOK.
 
+    SOK is NVIDIA's Sparse Operation Kit, which stores tables on GPUs.
+
     Raises:
         ImportError: If SOK cannot be loaded.
         RunError: If a result differs from the expected value.
     """
-    # HKV tables require a capacity that is a power of two, and an eviction strategy.
+    # HierarchicalKV tables require a power of two as capacity, and an eviction strategy.
     table = Table("items", 2, initializer=Constant(0.5), retention=Retention(1024, eviction="lru"))
     _updated_rows(SokEmbeddingStore([table], optimizers.SGD(0.25), cache_bytes=1 << 20))
 

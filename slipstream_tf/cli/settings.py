@@ -318,5 +318,14 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
 
 
 def idle_because(name: str, settings: Settings, flags: FlagSet) -> str:
-    """Returns the first unmet condition of a flag, or an empty string."""
+    """Returns why a flag has no effect, or an empty string.
+
+    Args:
+        name: Name of the flag.
+        settings: The settings of the run.
+        flags: The flags of the program.
+
+    Returns:
+        The words of the first condition in `Flag.needs` that the settings do not meet.
+    """
     return next((need.words for need in flags.needs[name] if not need.is_met(settings)), "")

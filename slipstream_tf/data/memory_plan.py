@@ -26,7 +26,8 @@ FRAME_BYTES = 16
 # Maximum additional memory of a spilling table, as fractions of `Storage.memory`: pages that are
 # read ahead, and blocks that are written. Blocks also have an absolute maximum per table.
 PAGES_SHARE, BLOCKS_SHARE, MOST_BLOCKS_BYTES = 0.125, 0.25, 64 << 20
-# Capacity of an HKV table, in rows per key.
+# Capacity of a HierarchicalKV (HKV) table, a GPU hash table of NVIDIA's Sparse Operation Kit (SOK),
+# in rows per key.
 HKV_ROOM = 1.6
 _GIB = 1 << 30
 # Row types (row dtype, slot dtype), from the widest to the narrowest.
@@ -51,7 +52,7 @@ class FieldUse:
     counts: np.ndarray
 
     def served(self, rows: int) -> float:
-        """Returns the fraction of lookups of the `rows` most used keys."""
+        """Returns the fraction of lookups for the `rows` most used keys."""
         if self.lookups == 0 or rows >= self.rows:
             return 1.0
         known = int(self.counts[:rows].sum())
@@ -215,6 +216,9 @@ def plan_hkv(
     uses: Sequence[FieldUse], dim: int, slot_tables: int, gpu_memory: int | str
 ) -> dict[str, dict[str, int]]:
     """Chooses the settings of SOK's HKV tables on one rank.
+
+    SOK is NVIDIA's Sparse Operation Kit. HierarchicalKV (HKV) is its hash table, which stores rows
+    in GPU and host memory.
 
     A table has room for at least 1.6 times its keys, so that buckets are rarely full. GPU memory is
     assigned in whole GiB, the unit of SOK, first to the tables with the most lookups per byte.

@@ -124,7 +124,7 @@ class Source:
             start = Position(start.file + 1, 0, 0, start.id)
 
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """Yields the rows of one file, from `start` on; see `blocks`."""
+        """Yields the rows of one file from `start` on, as `blocks` does."""
         raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:

@@ -59,16 +59,25 @@ class Ranks:
         return 0 if self._comm is None else self._comm.rank
 
     def concatenate(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Returns the concatenated arrays [n] of all ranks, in rank order."""
+        """Returns the concatenated arrays of all ranks, in rank order.
+
+        Args:
+            values: [n], or [n, width] with an equal width on all ranks. n may differ.
+            name: Name of the collective.
+        """
         if self._comm is None:
             return values
         tensor = tf.constant(values)
         return self._comm.gather(tensor, "control", f"slipstream.window.{name}").numpy()
 
     def total(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Returns the sum of the arrays [n] of all ranks.
+        """Returns the sum of the arrays of all ranks.
 
         The arrays are added in rank order, so that the result is deterministic.
+
+        Args:
+            values: [n], with an equal n on all ranks.
+            name: Name of the collective.
         """
         return self.concatenate(values, name).reshape(self.size, -1).sum(axis=0)
 

@@ -34,7 +34,13 @@ class Classified(NamedTuple):
 
 
 def drift_tensors(tables: Any, keys: Any, drift: Any) -> dict[str, tf.Tensor]:
-    """Returns the drift arguments of an op: int32, int64 and float32 [n]."""
+    """Returns the drift arguments of an op as tensors.
+
+    Args:
+        tables: Table index of each key, int32 [n].
+        keys: Keys, int64 [n].
+        drift: Drift of each key, float32 [n].
+    """
     return {
         "tables": tf.convert_to_tensor(tables, tf.int32),
         "keys": tf.convert_to_tensor(keys, tf.int64),

@@ -1,6 +1,7 @@
 """Typed wrappers of the ops of native embedding tables.
 
-A table is a C++ resource behind a resource handle.
+A table is a C++ resource. `create` returns its handle, a scalar resource tensor, which most other
+functions take as `handle`.
 """
 
 import dataclasses
@@ -311,7 +312,7 @@ def spill_statistics(handle: tf.Tensor) -> SpillStatistics:
 def announce(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
     """Starts to read the rows of keys int64 [n] from disk.
 
-    The call does not wait for the rows. It has no effect on a table without spilling.
+    The call does not wait for the rows. It has no effect on a table with all rows in memory.
     """
     return _loader.library().slipstream_table_announce(handle=handle, keys=keys)
 

@@ -2,7 +2,7 @@
 
 A policy determines which gradient rows are applied, masked or deferred. A gradient row is the
 gradient of one key in one update on one simulated rank. Row flags mark saturated rows. Counts
-report the decisions.
+report the decisions. `handle` is the handle of a table from `ops.table.create`.
 """
 
 import dataclasses

@@ -222,7 +222,13 @@ def times_weights(weight: tf.Tensor, before: Any = None) -> Any:
 
 
 def require_form(element_spec: Any, weighted: bool, adds_notes: bool) -> None:
-    """Raises ValueError if the elements cannot hold weights or notes."""
+    """Raises ValueError if a dataset's elements cannot hold weights or notes.
+
+    Args:
+        element_spec: The `element_spec` of the dataset.
+        weighted: Whether sample weights are added.
+        adds_notes: Whether notes are added to the features (`sampling.notes`).
+    """
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
         allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
@@ -235,7 +241,11 @@ def require_form(element_spec: Any, weighted: bool, adds_notes: bool) -> None:
 
 
 def assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
-    """Asserts that all components have the batch size of `skippable`.
+    """Asserts that all components of a batch have equally many examples.
+
+    Args:
+        element: Nested structure of dense, ragged and sparse tensors.
+        skippable: A tensor [batch], which determines the number.
 
     Returns:
         A control dependency.

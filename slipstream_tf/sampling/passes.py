@@ -247,9 +247,9 @@ class StepPlan:
 
 
 def present_window(tracker: SaturationTracker) -> str:
-    """Describes the current window's progress.
+    """Returns a sentence about the progress of the current window.
 
-    Returns an empty string at the start of the window.
+    The string is empty at the start of the window.
     """
     length = tracker.window_steps
     steps = length - tracker.steps_left

@@ -43,7 +43,7 @@ def format_table(
 
 
 def number(value: float | None, digits: int) -> str:
-    """Formats a number with fixed decimals; None (undefined) becomes "n/a"."""
+    """Formats a number with `digits` decimals; None (undefined) becomes "n/a"."""
     return "n/a" if value is None else f"{value:.{digits}f}"
 
 

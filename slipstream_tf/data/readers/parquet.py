@@ -298,7 +298,14 @@ def is_key(kind: pa.DataType) -> bool:
 
 
 def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
-    """Returns float32 [n] numbers with nulls replaced. Values beyond float32 become infinite."""
+    """Converts a column of numbers or booleans to float32 [n].
+
+    Values beyond the range of float32 become infinite.
+
+    Args:
+        column: The column.
+        null: Number that replaces nulls.
+    """
     values = column.cast(pa.float64(), safe=False)
     filled = pc.fill_null(values, pa.scalar(null, pa.float64())).to_numpy()
     with np.errstate(over="ignore"):
@@ -306,7 +313,13 @@ def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
 
 
 def to_keys(column: Any) -> np.ndarray:
-    """Converts integers or text to int64 [n] keys."""
+    """Converts integers, booleans or text to int64 [n] keys.
+
+    Text is hashed. Nulls become `MISSING_KEY`.
+
+    Args:
+        column: Arrow array or chunked array.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if is_text(column.type):
@@ -316,7 +329,13 @@ def to_keys(column: Any) -> np.ndarray:
 
 
 def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """Converts lists to (keys int64 [total], row_splits int64 [n + 1])."""
+    """Converts a column of lists to keys.
+
+    A missing list becomes a list of one `MISSING_KEY`.
+
+    Returns:
+        (keys int64 [total], row_splits int64 [n + 1]).
+    """
     lengths = pc.list_value_length(column).cast(pa.int64())
     is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
     counts = pc.fill_null(lengths, 0).to_numpy()

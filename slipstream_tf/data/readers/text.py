@@ -44,6 +44,9 @@ class LineFormat(Protocol):
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
         """Parses one line exactly and returns (label, dense values, keys).
 
+        Args:
+            columns: The `num_columns` values of the line.
+
         Raises:
             ValueError: If a value is malformed. The message contains the column, the value and the
                 allowed values.
