@@ -138,6 +138,12 @@ class MemoryPlan:
 def read_uses(folder: str) -> list[FieldUse]:
     """Reads from prepared data how often keys are used.
 
+    Args:
+        folder: Folder that `slipstream-prepare` wrote.
+
+    Returns:
+        The use of each field's keys, in the order of the fields.
+
     Raises:
         ValueError: If the folder has no statistics or they are damaged.
     """

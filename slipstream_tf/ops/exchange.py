@@ -195,6 +195,9 @@ def unpack_messages(messages: tf.Tensor, ranks: int, row_floats: Sequence[int]) 
         ranks: Number of messages.
         row_floats: Number of values per row, as they were packed.
 
+    Returns:
+        The rows, grouped by sending rank and table. int8 and 16-bit values are decoded to float32.
+
     Raises:
         tf.errors.InvalidArgumentError: The messages do not match the numbers of ranks and tables.
     """

@@ -69,6 +69,9 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
         is_refilled: Whether batches are refilled after examples were dropped. If False and
             `batch_size` is None, batches keep their sizes.
 
+    Returns:
+        The dataset with its sizes.
+
     Raises:
         ValueError: If `dataset` is not a `tf.data.Dataset` or its elements are not batches.
     """

@@ -53,7 +53,7 @@ class AvazuFormat:
     header: bytes | None = HEADER
 
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
-        """Parses one line; see `LineFormat.parse_line`."""
+        """Returns (label, dense values, keys) of a line; see `LineFormat.parse_line`."""
         if columns[1] not in (b"0", b"1"):
             raise ValueError(f"click {shown(columns[1])}; allowed: 0 or 1")
         hour, weekday = _parse_hour(columns[2])
@@ -61,7 +61,7 @@ class AvazuFormat:
         return float(columns[1] == b"1"), [], [hour, weekday, *keys]
 
     def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
-        """Parses many lines; see `LineFormat.parse_columns`."""
+        """Returns (rows, is_sure) of many lines; see `LineFormat.parse_columns`."""
         n = len(columns[0])
         click = columns[1].to_numpy(zero_copy_only=False)
         is_one = click == b"1"

@@ -97,7 +97,9 @@ def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False)
 def in_batches(blocks: Iterable[Rows], batch_size: int) -> Iterator[Rows]:
     """Regroups blocks of any size into batches, in order.
 
-    The last batch may be smaller.
+    Args:
+        blocks: Blocks with keys as arrays.
+        batch_size: Number of examples in a batch. The last batch may be smaller.
     """
     waiting: list[Rows] = []
     count = 0

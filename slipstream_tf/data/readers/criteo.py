@@ -46,7 +46,7 @@ class CriteoFormat:
     header: bytes | None = None
 
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
-        """Parses one line; see `LineFormat.parse_line`."""
+        """Returns (label, dense values, keys) of a line; see `LineFormat.parse_line`."""
         if columns[0] not in (b"0", b"1"):
             raise ValueError(f"label {shown(columns[0])}; allowed: 0 or 1")
         dense = []
@@ -70,7 +70,7 @@ class CriteoFormat:
         return float(columns[0] == b"1"), dense, keys
 
     def parse_columns(self, columns: Sequence[pa.Array]) -> tuple[Rows, np.ndarray]:
-        """Parses many lines; see `LineFormat.parse_columns`."""
+        """Returns (rows, is_sure) of many lines; see `LineFormat.parse_columns`."""
         n = len(columns[0])
         is_one = np.asarray(pc.equal(columns[0], pa.scalar(b"1")))
         is_sure = is_one | np.asarray(pc.equal(columns[0], pa.scalar(b"0")))
