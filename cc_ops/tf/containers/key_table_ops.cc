@@ -22,7 +22,9 @@ REGISTER_OP("SlipstreamKeySetAssign")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n]"))
     .Doc(R"doc(
-Replaces the content of a set of keys. Running steps continue with the content they started with.
+Replaces the content of a set of keys.
+
+An op that is running continues with the old content.
 
 handle: Scalar. The set.
 keys: [n]. Any int64. A repeated key counts once.

@@ -32,17 +32,20 @@ REGISTER_OP("SlipstreamDeferredGradientsConfigure")
     .Doc(R"doc(
 Sets how gradients are deferred from the next step on. Deferred sums stay.
 
-Call it between steps. On a GPU it waits for copies to finish if the capacity changes.
+A step is one run of SlipstreamAddDeferred and SlipstreamTakeDue. Run this op between steps. On a
+GPU it waits for copies to finish if the capacity changes.
 
 handle: Scalar. The buffers.
-capacity: Scalar, at least 0. Number of sums to allocate memory for. The capacity stays larger while
-  more sums are deferred.
+capacity: Scalar, at least 0. Number of sums to allocate memory for. If more sums are deferred when
+  the op runs, it allocates memory for these.
 max_rows: Scalar, at least 0. Maximum number of deferred sums. Further gradients are due at once.
 max_age: Scalar, at least 1. Number of steps after which a sum is due.
-defers: Whether further gradients may be deferred.
+defers: Whether further gradients may be deferred. Otherwise a sum is due at the next gradient of
+  its key, or by age.
 by_movement: Whether `may_wait` of SlipstreamTakeDue decides which sums may wait. Otherwise the sums
   of saturated rows may wait.
-is_shadow: Whether steps only count, and the caller applies the gradients of the step.
+is_shadow: Whether the sums of steps are only counted. The caller then applies every gradient at
+  once, as in a dry run.
 )doc");
 
 REGISTER_OP("SlipstreamDeferredGradientsFlush")
@@ -51,11 +54,13 @@ REGISTER_OP("SlipstreamDeferredGradientsFlush")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
-Makes all sums due in the next step, which defers nothing.
+Makes all sums due in the next step.
+
+That step defers no further gradient, unless the buffers are empty now.
 
 handle: Scalar. The buffers.
-drops: Whether the sums are dropped at once instead, unless an earlier call has made them due. They
-  count as flushed. Use it for the sums of a dry run.
+drops: Whether the sums are dropped now instead. They count as flushed. Use it for the sums of a dry
+  run. Note: sums that an earlier run of this op has made due are not dropped.
 )doc");
 
 REGISTER_OP("SlipstreamDeferredGradientsState")
@@ -70,9 +75,10 @@ REGISTER_OP("SlipstreamDeferredGradientsState")
 Returns counts of the gradient rows of all steps. All outputs are in host memory.
 
 handle: Scalar. The buffers.
-counts: [6]. Rows added to a sum that stayed; rows due by movement; sums due by age; sums flushed;
-  rows over the budget; sums that were due in a step without a gradient of their key.
-num_deferred: Scalar. Number of deferred sums.
+counts: [6]. Rows that were deferred; rows due by movement; sums due by age; sums flushed; rows that
+  were not deferred because the budget of `max_rows` or the capacity was used up; sums that were due
+  in a step without a gradient of their key.
+num_deferred: Scalar. Present number of deferred sums.
 capacity: Scalar. Number of sums that fit into the buffers, at 16 + 4 * dim bytes each.
 flushes: Scalar. Whether all sums are due in the next step.
 )doc");
@@ -85,12 +91,12 @@ REGISTER_OP("SlipstreamDeferredGradientsExport")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n], [n], [n, d]"))
     .Doc(R"doc(
-Returns the deferred sums. All outputs are in host memory. Call it between steps.
+Returns the deferred sums. All outputs are in host memory. Run it between steps.
 
 handle: Scalar. The buffers.
 keys: [n]. The oldest sums first; sums of equal age by ascending key.
 ages: [n]. Number of steps since each sum began.
-sums: [n, dim].
+sums: [n, dim]. The deferred gradients.
 )doc");
 
 REGISTER_OP("SlipstreamDeferredGradientsImport")
@@ -101,12 +107,14 @@ REGISTER_OP("SlipstreamDeferredGradientsImport")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n], [n, d]"))
     .Doc(R"doc(
-Replaces the deferred sums. All inputs are in host memory. Call it between steps.
+Replaces the deferred sums. All inputs are in host memory. Run it between steps.
+
+The capacity grows if necessary. Sums that a flush had made due are replaced, too.
 
 handle: Scalar. The buffers.
-keys: [n]. Each at most once, in any order.
+keys: [n]. Each at most once, in any order. Not the lowest int64.
 ages: [n]. At least 0. Number of steps since each sum began.
-sums: [n, dim]. The capacity grows if necessary.
+sums: [n, dim]. The deferred gradients; finite.
 )doc");
 
 REGISTER_OP("SlipstreamAddDeferred")
@@ -119,13 +127,16 @@ REGISTER_OP("SlipstreamAddDeferred")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n, d] -> [n], [n, d], []"))
     .Doc(R"doc(
-Computes the sums of a step, without changing the buffers: the first half of a step.
+Computes the sums of a step. This is the first half of a step.
+
+The buffers do not change.
 
 handle: Scalar. The buffers.
 keys: [n]. Each at most once. Only the CPU checks this; on a GPU, gradients of equal keys may be
   lost.
 gradients: [n, dim]. One gradient per key.
-indices: [n]. Input of SlipstreamTakeDue.
+indices: [n]. Position of each key's deferred sum in the buffers, or -1. Input of
+  SlipstreamTakeDue.
 sums: [n, dim]. Each gradient plus the deferred sum of its key.
 by_movement: Scalar, in host memory. Whether SlipstreamTakeDue reads `may_wait`.
 )doc");
@@ -144,23 +155,24 @@ REGISTER_OP("SlipstreamTakeDue")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [n], [n], [n, d], [n] -> [due], [due, d], [], []"))
     .Doc(R"doc(
-Defers the sums that may wait, and returns the sums that are due: the second half of a step.
+Defers or returns the sums of a step. This is the second half of a step.
 
-A sum is due if it may not wait, has a value that is not finite, reaches the maximum age, or finds
-no room, and in a flush. On a GPU a step allocates temporary memory for n + capacity rows.
+Sums that may wait are stored in the buffers. Sums that are due are returned. A sum is due if it may not wait, has a value that is not finite, reaches the maximum age or finds no
+room. All sums are due in a flush. While the buffers defer no further gradients, a sum is also due
+at the next gradient of its key. On a GPU a step allocates temporary memory for n + capacity rows.
 
 handle: Scalar. The buffers.
-saturated: Scalar. A SlipstreamKeySet on the same device with the rows that may wait. It is read
-  unless the buffers are configured with `by_movement`.
+saturated: Scalar. A SlipstreamKeySet on the same device with the keys of the saturated rows, which
+  may wait. It is not read if the buffers are configured with `by_movement`.
 keys: [n]. The keys that SlipstreamAddDeferred received in the same step.
 indices: [n]. Output of SlipstreamAddDeferred.
 sums: [n, dim]. Output of SlipstreamAddDeferred.
 may_wait: [n]. Whether each sum may wait. It is read only with `by_movement`.
-due_keys: [due]. Ascending, each once.
-due_sums: [due, dim].
+due_keys: [due]. Ascending, each once. A due sum whose key has no gradient in this step is included.
+due_sums: [due, dim]. The sums to apply now.
 is_shadow: Scalar, in host memory. Whether the caller must apply the gradients of the step instead
   of the due sums.
-defers: Scalar, in host memory. Whether further gradients may be deferred.
+defers: Scalar, in host memory. `defers` of SlipstreamDeferredGradientsConfigure.
 )doc");
 
 }  // namespace slipstream

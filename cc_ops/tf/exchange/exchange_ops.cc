@@ -14,8 +14,8 @@ using tensorflow::shape_inference::InferenceContext;
 #define SLIPSTREAM_SEND_BUFFER_DOC                                                      \
   "sizes: [ranks, tables]. Number of rows for each rank; with ranks = 1, all rows are " \
   "for all ranks.\n"                                                                    \
-  "keys: [n]. Each once; by rank, then by table.\n"                                     \
-  "values: The rows in the order of keys, each as wide as its table.\n"                 \
+  "keys: [n]. By rank, then by table; each once per table.\n"                           \
+  "values: [m]. The rows in the order of keys, each with the dim of its table.\n"       \
   "squares: [ranks, tables]. Sum of the squares of these values.\n"                     \
   "ranks: Number of ranks that own keys. A hash of the key selects the rank.\n"
 
@@ -34,19 +34,20 @@ REGISTER_OP("SlipstreamCollectGradients")
     .SetIsStateful()
     .SetShapeFn(Shapes("[*] -> [ranks, tables], [n], [m], [ranks, tables]"))
     .Doc(
-        "Sums the gradients of each key, and returns the sums that the update policies do not"
-        " defer.\n"
+        "Sums the gradients of each key, and returns the sums to exchange.\n"
         "\n"
-        "These are sums of this batch and deferred sums that are due. No row changes.\n"
+        "These are the sums of this batch that the update policies of the tables do not defer, and"
+        " deferred sums that are due. No row changes. Exchange the"
+        " outputs with the other ranks, then run SlipstreamApplyRows.\n"
         "\n"
-        "plan: Scalar, from SlipstreamLookup.\n"
+        "plan: Scalar, from SlipstreamLookup or SlipstreamLookUpPulled.\n"
         "gradients: The gradients of the pooled outputs of the lookup, in their shapes. All "
         "values must be finite, unless passes_non_finite is set.\n"
         "learning_rate: Scalar for all tables, or [tables].\n" SLIPSTREAM_SEND_BUFFER_DOC
-        "advance_step: Whether this op counts as an update of the tables. Otherwise "
-        "SlipstreamApplyRows does.\n"
-        "passes_non_finite: Whether gradients that are not finite are accepted. All values "
-        "are NaN then.\n");
+        "advance_step: Whether this op counts as an update of the tables. Set it for tables of "
+        "replicas, whose rows SlipstreamApplyRows does not update.\n"
+        "passes_non_finite: Whether gradients that are not finite are accepted. If there is one, "
+        "all values are NaN, so that the other ranks detect it.\n");
 
 REGISTER_OP("SlipstreamCollectDeferred")
     .Input("handles: num_tables * resource")
@@ -75,16 +76,18 @@ REGISTER_OP("SlipstreamApplyRows")
     .SetIsStateful()
     .SetShapeFn(Shapes("[ranks, tables], [n], [m], [*], [s]"))
     .Doc(R"doc(
-Sums the gradient rows of each key and applies the update rule of its table once per key.
+Sums the gradient rows of each key and updates its row once.
 
-Rows are added in the order of the input, so that the result does not depend on threads.
+Rows are added in the order of the input, so that the result does not depend on the number of
+threads. This is one update of every table, also of a table without rows in the input.
 
-handles: Scalars. The tables.
+handles: Scalars. The tables, each once.
 sizes: [ranks, tables]. Number of rows from each rank for each table.
 keys: [n]. By rank, then by table.
-values: The rows in the order of `keys`, each as wide as its table. All values must be finite.
+values: [m]. The rows in the order of `keys`, each with the dim of its table. All values must be
+  finite, otherwise no row changes.
 learning_rate: Scalar for all tables, or [tables].
-scale: [tables]. Factors on the sums; empty: no scaling.
+scale: [tables]. Factor of the sums of each table, or [0] for no scaling.
 create_missing: Whether rows are created for keys without a row. Otherwise the gradients of these
   keys are dropped and counted.
 )doc");
@@ -103,9 +106,9 @@ REGISTER_OP("SlipstreamPackMessages")
         "\n"
         "sizes: [ranks, tables]. Number of rows for each rank.\n"
         "keys: [n]. By rank, then by table.\n"
-        "values: The rows in the order of keys, each as wide as its table.\n"
+        "values: [m]. The rows in the order of keys.\n"
         "row_floats: [tables]. Values per row; 0 for keys without values.\n"
-        "messages: All messages, rank 0 first.\n"
+        "messages: [bytes]. All messages, rank 0 first.\n"
         "lengths: [ranks]. Bytes of each message.\n" SLIPSTREAM_WIRE_DTYPE_DOC
         "  Int8 values are rounded stochastically; the random numbers depend on key and "
         "values only.\n");
@@ -132,12 +135,12 @@ REGISTER_OP("SlipstreamUnpackMessages")
     .Doc(R"doc(
 Unpacks the messages that the ranks packed with SlipstreamPackMessages for this rank.
 
-messages: One message per rank, rank 0 first.
+messages: [bytes]. One message from each rank, rank 0 first.
 ranks: Number of ranks.
 row_floats: [tables]. Values per row, as in SlipstreamPackMessages.
 sizes: [ranks, tables]. Number of rows from each rank.
 keys: [n]. By rank, then by table.
-values: The rows in the order of `keys`.
+values: [m]. The rows in the order of `keys`.
 )doc");
 
 REGISTER_OP("SlipstreamMergeRows")
@@ -167,17 +170,19 @@ REGISTER_OP("SlipstreamMergeRows")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Sums the rows of each key in the order of the input, and groups the sums by the rank that owns the
-key.
+Sums the rows of each key, and groups the sums by owner.
 
-sizes: [parts, tables]. Number of rows of each part.
+Rows are added in the order of the input. The owner is the rank that stores the row of the key.
+
+sizes: [parts, tables]. Number of rows of each part and table. A part is, for example, the rows that
+  one rank sent.
 keys: [n]. By part, then by table.
-values: The rows in the order of `keys`, each as wide as its table.
+values: [m]. The rows in the order of `keys`.
 ranks: Number of ranks that own keys. A hash of the key selects the rank.
 row_floats: [tables]. Values per row.
-merged_sizes: [ranks, tables].
-merged_keys: [m]. Each once; by rank, then by table, then ascending.
-merged_values: The sums in the order of `merged_keys`.
+merged_sizes: [ranks, tables]. Number of sums for each rank and table.
+merged_keys: [k]. By rank, then by table, then ascending; each once per table.
+merged_values: [v]. The sums in the order of `merged_keys`.
 squares: [ranks, tables]. Sum of the squares of these values.
 )doc");
 
@@ -197,15 +202,15 @@ REGISTER_OP("SlipstreamPullRows")
     .Doc(
         "Reads the rows of keys that ranks request, and packs one message per rank.\n"
         "\n"
-        "handles: Scalars. The tables.\n"
-        "sizes: [ranks, tables]. Number of keys from each rank.\n"
+        "handles: Scalars. The tables, each once.\n"
+        "sizes: [ranks, tables]. Number of keys that each rank requests.\n"
         "keys: [n]. By rank, then by table.\n"
-        "with_summary: Scalar. Whether a number that summarizes the slots accompanies each "
-        "row of a table with slots.\n"
+        "with_summary: Scalar. Whether each row of a table with slots has an additional number, "
+        "a summary of its slots from which the other rank bounds the movement of the row.\n"
         "create_missing: Whether rows are created for missing keys and every key counts as "
         "accessed. Otherwise missing keys return their initial values.\n"
-        "messages: The rows, rank 0 first. Rows with their initial values are not sent. The "
-        "lengths rarely change.\n"
+        "messages: [bytes]. The messages, rank 0 first. Rows with their initial values are not "
+        "contained, because SlipstreamLookUpPulled computes them. The lengths rarely change.\n"
         "lengths: [ranks]. Bytes of each message.\n"
         "row_bytes: [ranks]. Bytes of the rows in each message.\n" SLIPSTREAM_WIRE_DTYPE_DOC);
 
@@ -224,8 +229,8 @@ REGISTER_OP("SlipstreamSortKeys")
     .Doc(R"doc(
 Sorts lists of keys, each on its own.
 
-keys: [n], where n may differ between the lists.
-sorted: [n]. Ascending.
+keys: [n] each, where n may differ between the lists.
+sorted: [n] each. The keys of each list, ascending; repeated keys stay.
 )doc");
 
 }  // namespace slipstream

@@ -12,11 +12,12 @@ REGISTER_OP("SlipstreamHotKeys")
     .Doc(R"doc(
 Creates a sketch that estimates the access counts of keys in bounded memory.
 
-Each counter also stores a candidate key. All counts start at 0. The sketch is deleted with the last
-copy of its handle.
+The sketch has 4 lines of counters. A key has one counter in each line, which it shares with other
+keys. Each counter also stores a candidate for the most accessed keys. All counts start at 0. The
+sketch is deleted with the last copy of its handle.
 
-handle: Scalar. The sketch.
-log2_width: At most 30. The sketch has 4 rows of 2^log2_width counters of 24 bytes.
+handle: Scalar. The new sketch.
+log2_width: 1 to 30. Each line has 2^log2_width counters of 24 bytes.
 )doc");
 
 REGISTER_OP("SlipstreamCountAccesses")
@@ -27,12 +28,13 @@ REGISTER_OP("SlipstreamCountAccesses")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [n]"))
     .Doc(R"doc(
-Counts the accesses of a batch. The result depends on the batches only, on any number of threads.
+Counts the accesses of a batch. The result does not depend on the number of threads.
 
 handle: Scalar. The sketch.
 keys: [n]. A repeated key counts every time.
 counts: [n]. Whether each key counts. Use false for padding.
-unit: Value that one access adds to a count. A larger unit keeps more precision when counts decay.
+unit: Value that one access adds to a count. With a larger unit, less is lost when
+  SlipstreamDecayAccesses rounds counts down.
 )doc");
 
 REGISTER_OP("SlipstreamDecayAccesses")
@@ -44,7 +46,7 @@ REGISTER_OP("SlipstreamDecayAccesses")
 Multiplies all counts by a factor. Each result is rounded down.
 
 handle: Scalar. The sketch.
-factor: Scalar, 0 to 1, in steps of 2^-32.
+factor: Scalar, 0 to 1. It is rounded to a multiple of 2^-32.
 )doc");
 
 REGISTER_OP("SlipstreamHotKeyCandidates")
@@ -53,11 +55,12 @@ REGISTER_OP("SlipstreamHotKeyCandidates")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n]"))
     .Doc(R"doc(
-Returns the candidate keys of all counters. They contain the most accessed keys with high
+Returns the candidate keys of all counters. They include the most accessed keys with high
 probability.
 
 handle: Scalar. The sketch.
-keys: [4 * 2^log2_width]. The key of each counter; the lowest int64 for a counter without one.
+keys: [4 * 2^log2_width]. The candidate of each counter; the lowest int64 if it has none. A key can
+  be the candidate of up to 4 counters.
 )doc");
 
 REGISTER_OP("SlipstreamEstimateAccesses")
@@ -69,11 +72,13 @@ REGISTER_OP("SlipstreamEstimateAccesses")
     .Doc(R"doc(
 Estimates the access counts of keys.
 
-The estimate of a key is too high by the counts of other keys that share all of its counters.
+The estimate is the smallest of the key's 4 counters. It is too high if other keys share each of
+these counters.
 
 handle: Scalar. The sketch.
 keys: [n].
-accesses: [n]. In units. Never below the true count, except for rounding when counts decay.
+accesses: [n]. Estimates as multiples of accesses and `unit` of SlipstreamCountAccesses. Never below
+  the true count, except for rounding when counts decay.
 )doc");
 
 }  // namespace slipstream

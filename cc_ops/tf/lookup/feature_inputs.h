@@ -27,11 +27,11 @@
       .Attr("has_padding: list(bool) >= 1")    \
       .Attr("feature_names: list(string) = []")
 
-// Text for the .Doc of such an op.
+// Text for the .Doc of an op with these inputs and attributes.
 #define SLIPSTREAM_FEATURE_DOC                                                            \
   "keys: int64 [batch] or [batch, width], or [total] for a feature with row splits.\n"    \
-  "row_splits: int64 [batch + 1].\n"                                                      \
-  "weights: float32, in the layout of their keys.\n"                                      \
+  "row_splits: int64 [batch + 1]. Start of each example's keys, and their number.\n"      \
+  "weights: float32, one per key, in the shape of the keys.\n"                            \
   "feature_keys: For each feature, the index of its keys tensor.\n"                       \
   "feature_column: For each feature, its column of a [batch, width] tensor with one key"  \
   " per example, or -1 for the whole tensor (a bag).\n"                                   \
@@ -44,7 +44,7 @@
 
 namespace slipstream {
 
-// The features of an op. The constructor of a kernel calls Init once; each step calls Read.
+// Reads the features of an op. The constructor of a kernel calls Init once; each step calls Read.
 class FeatureInputs {
  public:
   // Returns InvalidArgument if the attribute lists differ in length, or an index is beyond the

@@ -104,7 +104,10 @@ REGISTER_OP("SlipstreamLookup")
     .Doc(
         "Looks up the keys of a training batch. Creates missing rows and counts accesses.\n"
         "\n"
-        "plan: Scalar. Input of SlipstreamApplyGradients.\n" SLIPSTREAM_LOOKUP_DOC);
+        "A key that has too few accesses for a row (admit_after) has its initial values.\n"
+        "\n"
+        "plan: Scalar. Input of SlipstreamApplyGradients or "
+        "SlipstreamCollectGradients.\n" SLIPSTREAM_LOOKUP_DOC);
 
 REGISTER_OP("SlipstreamEvaluationLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
@@ -114,7 +117,8 @@ REGISTER_OP("SlipstreamEvaluationLookup")
     .Doc(
         "Looks up keys without creating rows or counting accesses.\n"
         "\n"
-        "A key without a row has its initial value.\n"
+        "A key without a row has its initial values. Deferred gradients are applied first, so that"
+        " the rows contain every gradient, unless the table's policy sets is_exchanged.\n"
         "\n" SLIPSTREAM_LOOKUP_DOC);
 
 REGISTER_OP("SlipstreamApplyGradients")
@@ -125,11 +129,15 @@ REGISTER_OP("SlipstreamApplyGradients")
     .SetIsStateful()
     .SetShapeFn(Shapes("[*]"))
     .Doc(R"doc(
-Sums the gradients of each key in batch order and applies the update rule of its table once per key.
+Sums the gradients of each key and updates its row once.
+
+The gradients are added in the order of the batch, so that the result does not depend on the number
+of threads. The update policy of a table may mask or defer the sum instead (SlipstreamTableSetPolicy). Keys that
+have lost their row since the lookup are skipped and counted.
 
 plan: Scalar, from SlipstreamLookup.
 gradients: The gradients of the pooled outputs of the lookup, in their shapes. All values must be
-  finite.
+  finite, otherwise no row changes.
 learning_rate: Scalar for all tables, or [tables] in the order of the lookup's handles.
 )doc");
 

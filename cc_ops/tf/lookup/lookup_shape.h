@@ -1,4 +1,4 @@
-// Shared parts of the registrations of lookups.
+// Shared attributes, documentation and shape function of the lookup ops.
 #ifndef SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_SHAPE_H_
 #define SLIPSTREAM_CC_OPS_TF_LOOKUP_LOOKUP_SHAPE_H_
 
@@ -13,19 +13,19 @@
       .Attr("num_outputs: int >= 1")
 
 #define SLIPSTREAM_LOOKUP_DOC                                                        \
-  "table_dims: The dim of each table.\n"                                             \
-  "combiners: For each feature, how the rows of a bag are pooled into one vector; "  \
-  "'none': not pooled.\n"                                                            \
+  "table_dims: For each table, its number of values per row.\n"                      \
+  "combiners: For each feature, how the rows of an example become one vector: the "  \
+  "weighted sum, divided by 1, sum(w) or sqrt(sum(w^2)). 'none': not pooled.\n"      \
   "is_stacked: Whether there is one output [batch, features, dim] instead of one "   \
   "[batch, dim] per feature.\n"                                                      \
-  "handles: Scalars. One per table; each table once.\n"                              \
+  "handles: Scalars. The tables, each once.\n"                                       \
   "pooled: float32 [batch, dim] for each feature, or [batch, features, dim]. For a " \
   "feature that is not pooled: [number of keys including padding, dim].\n" SLIPSTREAM_FEATURE_DOC
 
 namespace slipstream {
 
-// Shape function of ops with the inputs handles, features and others, and the outputs pooled
-// vectors and at most one plan.
+// Shape function of ops whose inputs are handles, features and then any others, and whose outputs
+// are the pooled vectors and at most one plan.
 absl::Status LookupShape(tensorflow::shape_inference::InferenceContext* context);
 
 }  // namespace slipstream

@@ -73,8 +73,9 @@ handle: Scalar. The new classifier.
 num_tables: Number of tables. Equal keys of different tables are different keys.
 reservoir_size: Maximum number of examples in the sample.
 seed: Seeds the sample, subsampling and random dropping.
-pilot: Model that predicts the losses of examples: the base rate of the label, a linear model or a
-  factorization machine of the keys, or the trained model.
+pilot: Model that predicts the losses of examples. `none`: no model. `label`: the base rate of the
+  label. `linear`: logistic regression on the keys. `fm`: a factorization machine of the keys.
+  `model`: the trained model, whose predictions the caller passes to SlipstreamForeseeInputs.
 pilot_factors: For `fm`: number of values of a key's factor, 1 to 8.
 pilot_memory_bytes: For `linear` and `fm`: memory of the pilot, at least 1,024 bytes.
 )doc");
@@ -89,24 +90,26 @@ REGISTER_OP("SlipstreamClassifyInputs")
     .SetIsStateful()
     .SetShapeFn(ClassifyShape)
     .Doc(
-        "Decides which examples of a batch can be dropped.\n"
+        "Decides which examples of a batch can be dropped, by drift or at random.\n"
         "\n"
         "The score of an example with m lookups is its ceil(alpha * m)-th smallest drift, "
-        "where keys without a drift count as +inf. Without lookups it is +inf.\n"
+        "where keys without a drift count as +inf. Without lookups it is +inf. Features whose "
+        "feature_table is the classifier's num_tables are ignored. In mode foreseen_loss, use "
+        "SlipstreamForeseeInputs instead.\n"
         "\n"
         "handle: Scalar. The classifier.\n" SLIPSTREAM_FEATURE_DOC
-        "  A feature of table num_tables is ignored.\n"
-        "skippable: [batch]. Mode drift: whether the score is below the threshold. Mode "
-        "random: true with probability random_share; the random numbers depend on the seed "
-        "and the number of the example.\n"
+        "skippable: [batch]. Whether the example can be dropped. Mode drift: the score is below "
+        "the threshold. Mode random: true with probability random_share; the random numbers "
+        "depend on the seed and the number of the example since the start. Mode none: false.\n"
         "score: [batch]. In the unit of the drift.\n"
         "weight: [batch]. 0 drops the example. Otherwise the number of examples that it "
-        "represents: 1, or 1 / keep_rate for a droppable example that is kept.\n"
+        "represents: 1, or 1 / keep_rate for a droppable example that is kept. Always 1 in a dry "
+        "run.\n"
         "observe: Whether the examples are added to the sample and the counts of the window.\n"
         "window_batches: Number of batches of a window, or 0. If examples are observed and "
         "none may be dropped (a dry run, or mode none), only the batches that the sample "
         "needs are classified, at least 1 in 16. Their counts represent the other batches, "
-        "whose examples are not droppable.\n");
+        "whose examples get the score +inf and are not droppable. 0 classifies all batches.\n");
 
 REGISTER_OP("SlipstreamClassifierSetDrift")
     .Input("handle: resource")
@@ -141,10 +144,12 @@ handle: Scalar. The classifier.
 threshold: Scalar, at least 0. Modes `drift` and `foreseen_loss`: examples with a lower score can be
   dropped.
 random_share: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
-keep_rate: Scalar, 0 to below 1. Probability that a droppable example is kept, with a weight; not
-  with `random`. With `foreseen_loss` and a value above 0, examples are kept with probability
-  score / threshold, but at least with this one.
-mode: `none`: no example can be dropped.
+keep_rate: Scalar, 0 to below 1. Mode `drift`: probability that a droppable example is kept, with
+  weight 1 / keep_rate. Mode `foreseen_loss`, which requires a value above 0: a droppable example is
+  kept with probability max(keep_rate, score / threshold). Mode `random` ignores it and keeps none.
+mode: Rule by which examples can be dropped. `none`: no example. `drift`: saturated keys.
+  `foreseen_loss`: a small loss predicted by the pilot, which the classifier must have. `random`: a
+  random choice, for comparison.
 is_shadow: Whether all examples are kept with weight 1, for a dry run.
 )doc");
 
@@ -160,8 +165,8 @@ REGISTER_OP("SlipstreamRecordLosses")
 Adds the losses of a batch to the statistics of the window.
 
 handle: Scalar. The classifier.
-losses: [batch]. Binary cross-entropy of each example before it is trained on. Losses that are not
-  finite are only counted.
+losses: [batch]. Binary cross-entropy of each example before the model trains on it. Losses that are
+  not finite are only counted.
 labels: [batch]. A label of 0.5 or more is positive.
 skippable: [batch]. Whether each example could have been dropped.
 weights: [batch], or [0] if all are 1. Number of examples that each one represents.
@@ -174,15 +179,16 @@ REGISTER_OP("SlipstreamClassifierTakeLossStatistics")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [6], [2, 511]"))
     .Doc(R"doc(
-Returns the statistics of the losses since the last call, and resets them.
+Returns the statistics of the losses since the last run of this op, and resets them.
 
-A residual is 1 - exp(-loss).
+A residual is 1 - exp(-loss), which is |label - prediction| for labels of 0 and 1.
 
 handle: Scalar. The classifier.
 sums: [6]. Number of examples that could have been dropped, and the sum of their squared residuals;
   over all examples, the sum of weights, of weighted losses, and of weighted squared residuals;
   number of losses that were not finite.
-histogram: [2, bins]. Weights of the examples by label and predicted probability.
+histogram: [2, 511]. Sums of weights by label (row 0: negative, row 1: positive) and by predicted
+  probability, in bins of equal width from 0 to 1.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierReservoirLosses")
@@ -194,7 +200,7 @@ REGISTER_OP("SlipstreamClassifierReservoirLosses")
 Returns the predicted losses of the sampled examples of the window.
 
 handle: Scalar. The classifier.
-losses: [m]. Only of sampled examples that have a predicted loss.
+losses: [n]. |label - prediction| of each sampled example that a pilot has predicted.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierExportWindow")
@@ -209,17 +215,19 @@ REGISTER_OP("SlipstreamClassifierExportWindow")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [6], [2, 511], [8], [lookups], [lookups], [inputs], [inputs]"))
     .Doc(R"doc(
-Returns the state of the current window, including the positions of the random streams. It stays.
+Returns the state of the current window, without resetting it.
+
+The state includes the positions in the sequences of random numbers.
 
 handle: Scalar. The classifier.
 sums: [6]. As in SlipstreamClassifierTakeLossStatistics.
-histogram: [2, bins]. As in SlipstreamClassifierTakeLossStatistics.
-numbers: [8]. The counts of SlipstreamClassifierEndWindow; examples observed since the start;
-  examples offered to the sample since the start and in this window.
+histogram: [2, 511]. As in SlipstreamClassifierTakeLossStatistics.
+numbers: [8]. The 5 counts of SlipstreamClassifierEndWindow; examples observed since the start;
+  examples offered to the sample since the start; examples offered to the sample in this window.
 tables: [lookups]. Table index of each lookup of the sampled examples.
-keys: [lookups].
-ends: [sampled examples]. End of the lookups of each example.
-losses: [sampled examples]. Predicted loss; NaN if there is none.
+keys: [lookups]. The key of each lookup.
+ends: [sampled examples]. End of the lookups of each example in `tables` and `keys`.
+losses: [sampled examples]. |label - prediction| of the pilot; NaN if there is none.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierImportWindow")
@@ -240,7 +248,7 @@ The inputs are the outputs of SlipstreamClassifierExportWindow.
 
 handle: Scalar. The classifier.
 sums: [6].
-histogram: [2, bins].
+histogram: [2, 511].
 numbers: [8].
 tables: [lookups].
 keys: [lookups].
@@ -265,7 +273,8 @@ handle: Scalar. The classifier.
 tables: [n]. Index of each key's table.
 keys: [n]. Each key of a table at most once. Keys without a sampled example have no effect.
 drift: [n]. At least 0. A key whose drift is not finite counts as not tracked.
-scores: [sampled examples]. +inf for an example that is not hot.
+scores: [sampled examples]. As `score` of SlipstreamClassifyInputs; +inf if too few keys of the
+  example are tracked.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierEndWindow")
@@ -277,8 +286,9 @@ REGISTER_OP("SlipstreamClassifierEndWindow")
 Returns the counts of the window, and starts the next window with an empty sample.
 
 handle: Scalar. The classifier.
-counts: [5]. Examples seen; examples dropped; hot examples, whose score is finite; examples that
-  could be dropped; of these, examples kept by subsampling.
+counts: [5]. Examples observed; examples dropped; examples with a finite score; examples that could
+  be dropped; of these, examples that subsampling keeps or, in a dry run, would keep. The last three
+  are estimates if SlipstreamClassifyInputs did not classify all batches.
 )doc");
 
 }  // namespace slipstream

@@ -41,7 +41,7 @@ of its handle.
 alpha: Scalar, above 0, at most 1. Fraction of an example's lookups that must be saturated.
 handle: Scalar. The new classifier.
 num_tables: Number of tables.
-seed: Seeds subsampling and random dropping.
+seed: Seed of the random numbers for subsampling and random dropping.
 )doc");
 
 REGISTER_OP("SlipstreamDriftClassifierSetDrift")
@@ -75,9 +75,10 @@ Sets which examples can be dropped from the next batch on.
 handle: Scalar. The classifier.
 threshold: Scalar, at least 0. Mode `drift`: examples with a lower score can be dropped.
 random_share: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
-keep_rate: Scalar, 0 to below 1. Probability that a droppable example is kept, with a weight; not
-  with `random`.
-mode: `none`: no example can be dropped.
+keep_rate: Scalar, 0 to below 1. Mode `drift`: probability that a droppable example is kept, with
+  weight 1 / keep_rate. Mode `random` ignores it and keeps none.
+mode: Rule by which examples can be dropped. `none`: no example. `drift`: saturated keys. `random`:
+  a random choice, for comparison.
 is_shadow: Whether all examples are kept with weight 1, for a dry run.
 )doc");
 
@@ -98,15 +99,20 @@ REGISTER_OP("SlipstreamClassifyByDrift")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Decides which examples of a batch can be dropped. On a GPU the host does not wait.
+Decides which examples of a batch can be dropped.
+
+On a GPU the host does not wait for the result.
 
 handle: Scalar. The classifier.
 keys: [n]. The keys of all examples, example by example.
 tables: [n]. Index of each key's table; below 0 for padding.
-row_splits: [batch + 1]. Start of each example's keys, and n. Only the CPU checks them.
+row_splits: [batch + 1]. Start of each example's keys, and n. Only the CPU kernel checks them; the
+  GPU kernel clamps them to the valid range.
 skippable: [batch]. Whether each example can be dropped.
-score: [batch]. The score of an example is the ceil(alpha * m)-th smallest drift of its m lookups.
-weight: [batch]. 0 drops the example. Otherwise the number of examples that it represents.
+score: [batch]. The score of an example is the ceil(alpha * m)-th smallest drift of its m lookups,
+  where a key without a drift counts as +inf. +inf without lookups.
+weight: [batch]. 0 drops the example. Otherwise the number of examples that it represents: 1, or
+  1 / keep_rate for a droppable example that is kept.
 )doc");
 
 }  // namespace slipstream

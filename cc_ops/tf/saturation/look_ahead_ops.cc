@@ -23,11 +23,14 @@ REGISTER_OP("SlipstreamLookAheadBeginWindow")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], []"))
     .Doc(R"doc(
-Starts or continues a window. No batch of the next window is made before the next call.
+Starts or continues a window of batches.
+
+After the last batch of the window was returned, the dataset makes no batch in advance. Run this op
+at the start of each window.
 
 handle: Scalar, from SlipstreamLookAhead.
 batches: Scalar, at least 0. Number of batches of the window; 0 means no limit.
-pulled: Scalar, at least 0. Number of these batches that were returned before.
+pulled: Scalar, at least 0. Number of these batches that the dataset has already returned.
 )doc");
 
 REGISTER_OP("SlipstreamLookAheadSettle")
@@ -35,10 +38,11 @@ REGISTER_OP("SlipstreamLookAheadSettle")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
-Waits until no batch is being made, so that the state that making a batch changes stays constant
-until a batch is requested.
+Waits until no batch is being made.
 
-Returns Cancelled if the step is cancelled. Batches for a deleted iterator are not waited for.
+Until the next batch is requested, the state that making a batch changes then stays constant, so
+that it can be read or saved. Returns Cancelled if the step is cancelled. The op does not wait for
+batches of a deleted iterator.
 
 handle: Scalar, from SlipstreamLookAhead.
 )doc");
@@ -52,15 +56,19 @@ REGISTER_OP("SlipstreamAheadDataset")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [] -> []"))
     .Doc(R"doc(
-Returns the same elements, and makes the next element on another thread while the current one is
-used.
+Makes the next element of a dataset while the current one is used.
 
-Making an element starts when the previous one is returned. If a window ends in between, it starts
-when the element is requested. A checkpoint of an iterator waits for the element and contains it.
+The elements and their order are those of the input.
 
-input_dataset: Scalar.
+Another thread starts to make an element when the previous one is returned. If a window ends between
+the two, the element is made when it is requested. A checkpoint of an iterator waits for an element
+that is being made, and contains it.
+
+input_dataset: Scalar. The dataset that makes the elements.
 handle: Scalar, from SlipstreamLookAhead.
-dataset: Scalar.
+dataset: Scalar. The dataset with the same elements.
+output_types: Data types of the components of an element.
+output_shapes: Shapes of the components of an element.
 )doc");
 
 }  // namespace slipstream

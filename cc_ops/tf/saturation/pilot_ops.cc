@@ -37,23 +37,25 @@ REGISTER_OP("SlipstreamForeseeInputs")
     .Doc(
         "Decides which examples of a batch to keep, by the losses that the pilot predicts.\n"
         "\n"
-        "The score of an example is |label - prediction|. The example is kept if the score is"
-        " at least the threshold, and otherwise with probability max(keep_rate, score / "
-        "threshold). The random numbers depend on the seed and the number of the example. The"
-        " pilot is trained on each kept example before the next one.\n"
+        "The score of an example is |label - prediction|. In mode foreseen_loss, the example is"
+        " kept if the score is at least the threshold, and otherwise with probability "
+        "max(keep_rate, score / threshold). The random numbers depend on the seed and the number"
+        " of the example since the start. The pilot is trained on the kept examples, once per "
+        "1024 examples and at the end of the batch. Features whose feature_table is the "
+        "classifier's num_tables are ignored.\n"
         "\n"
-        "handle: Scalar. The classifier.\n" SLIPSTREAM_FEATURE_DOC
-        "  A feature of table num_tables is ignored.\n"
+        "handle: Scalar. The classifier. It must have a pilot.\n" SLIPSTREAM_FEATURE_DOC
         "labels: [batch]. 0 to 1.\n"
         "sample_weights: [batch], at least 0, or [0] if all are 1. Weights for training the "
         "pilot.\n"
         "predictions: [batch]. Probabilities of the trained model if it is the pilot; "
         "otherwise [0].\n"
-        "rows: [kept]. Positions of the kept examples in the batch, ascending.\n"
+        "rows: [kept]. Positions of the kept examples in the batch, ascending. All examples in a "
+        "dry run.\n"
         "correction: [kept]. Number of examples that each one represents: 1 / its keep "
-        "probability.\n"
-        "offset: [kept]. Log of the keep probability with label 1, minus the log of that with"
-        " label 0.\n"
+        "probability; 1 in a dry run.\n"
+        "offset: [kept]. Log of the keep probability that the example has with label 1, minus "
+        "the log of the keep probability with label 0; 0 in a dry run.\n"
         "skippable: [kept]. Whether the example could have been dropped.\n");
 
 REGISTER_OP("SlipstreamClassifierExportPilot")
@@ -67,9 +69,12 @@ REGISTER_OP("SlipstreamClassifierExportPilot")
 Returns the state of the classifier's pilot.
 
 handle: Scalar. The classifier.
-base: [2]. Base rate of the label, and the number of steps in this mean.
-buckets: [n]. Indices of the buckets with a trained value, ascending.
-numbers: [n, width]. Factors, weight and accumulators of each bucket.
+base: [2]. Base rate of the label, which is a running mean over steps, and the number of its steps,
+  at most 1000.
+buckets: [n]. Indices of the trained buckets, ascending. A bucket has the parameters of the keys
+  with one hash.
+numbers: [n, width]. Parameters of each bucket: the factor, the weight and their Adagrad
+  accumulators.
 )doc");
 
 REGISTER_OP("SlipstreamClassifierImportPilot")
@@ -83,7 +88,7 @@ REGISTER_OP("SlipstreamClassifierImportPilot")
 Replaces the state of the classifier's pilot with outputs of SlipstreamClassifierExportPilot.
 
 handle: Scalar. The classifier.
-base: [2].
+base: [2]. As returned by SlipstreamClassifierExportPilot, as are the others.
 buckets: [n].
 numbers: [n, width].
 )doc");

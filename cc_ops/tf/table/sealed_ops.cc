@@ -18,20 +18,23 @@ REGISTER_OP("SlipstreamTableSeal")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [], [f], [b], [b], [b], [r], [2], [2], [u]"))
     .Doc(R"doc(
-Writes all changed rows of a table to disk and returns their positions.
+Writes all changed rows of a table to disk and returns the positions of all rows.
 
-Rows that are on disk and unchanged are not written again.
+The files consist of blocks, a block of pages, and a page of rows. Rows that are on disk and
+unchanged are not written again.
 
 handle: Scalar. A table whose rows spill to disk.
 files: Scalar. Keeps the files in their present state for SlipstreamSaveSealedFile.
 names: [f]. A unique name for each file.
-file_of: [b]. Index of the file of each block of rows.
+file_of: [b]. Index of the file of each block, in `names`.
 offsets: [b]. Position of each block in its file, in bytes.
-pages: [b]. Number of the block's first page. The page repeats this number.
-counts: [b * rows of a block]. Decayed access counts. -1: the row is in another block or removed.
+pages: [b]. Number of the block's first page. The page contains the same number, so that
+  SlipstreamReadSealedRows detects misplaced pages.
+counts: [b * rows of a block]. Decayed access count of each row of each block. -1: the place is
+  unused, or contains an old version of a row that is now elsewhere or removed.
 steps: [2]. Number of updates and of lookups so far.
 block: [2]. Pages of a block, rows of a block.
-last_used: [b * rows of a block] as in SlipstreamTableExport, or [0].
+last_used: [b * rows of a block]. Last access of each row, as in SlipstreamTableExport, or [0].
 )doc");
 
 REGISTER_OP("SlipstreamSaveSealedFile")
@@ -43,14 +46,14 @@ REGISTER_OP("SlipstreamSaveSealedFile")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [] -> []"))
     .Doc(R"doc(
-Gives a sealed file a path, and waits until the file is on disk.
+Saves a sealed file at a path, and waits until it is on disk.
 
 files: Scalar, from SlipstreamTableSeal.
-index: Scalar. Index of the file.
+index: Scalar. Index of the file in `names` of SlipstreamTableSeal.
 path: Scalar. No file may exist there.
-copies: Whether the file is copied. Otherwise the op asks the file system for a hard link, which it
-  may refuse.
-is_saved: Scalar. Whether the file has the path.
+copies: Whether the file is copied. Otherwise the op creates a hard link, which not every file
+  system supports.
+is_saved: Scalar. False if the file system refused the link. Then run the op with `copies`.
 )doc");
 
 REGISTER_OP("SlipstreamReadSealedRows")
@@ -70,17 +73,18 @@ REGISTER_OP("SlipstreamReadSealedRows")
     .Doc(R"doc(
 Reads blocks of a file that SlipstreamSaveSealedFile saved.
 
-path: Scalar.
-offsets: [b]. As returned by SlipstreamTableSeal.
-pages: [b]. As returned by SlipstreamTableSeal.
+path: Scalar. Path of the file.
+offsets: [b]. Positions of the blocks in the file, as returned by SlipstreamTableSeal.
+pages: [b]. Number of the first page of each block, as returned by SlipstreamTableSeal.
 pages_of_block: Pages per block.
 dim: Values per row.
 slots: Optimizer values per row.
-dtype: Data type of the rows.
-slot_dtype: Data type of the slots.
-keys: [n]. Keys of all rows of the blocks, including rows with a count of -1.
+dtype: Data type of the rows in the file.
+slot_dtype: Data type of the slots in the file.
+keys: [n], n = b * rows of a block. Keys of all rows of the blocks, in the order of `counts` of
+  SlipstreamTableSeal. Ignore the keys, rows and slots where the count is -1.
 rows: [n, dim].
-row_slots: [n, slots].
+row_slots: [n, slots]. Values of the optimizer.
 )doc");
 
 }  // namespace slipstream

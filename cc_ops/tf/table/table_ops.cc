@@ -29,8 +29,8 @@ REGISTER_OP("SlipstreamTable")
     .Doc(R"doc(
 Creates an embedding table. It is deleted with the last copy of its handle.
 
-table_name: Name for messages.
-dim: Number of values per row.
+table_name: Name of the table in error messages; not empty.
+dim: Number of values per row, 1 to 65536.
 capacity: Maximum number of rows; 0 means unbounded.
 eviction: Rows to evict from a full table: those with the lowest access count (`lfu`), or those not
   used for the longest time (`lru`).
@@ -39,17 +39,19 @@ initializer_a: For `constant` the value, for `uniform` the minimum, for `normal`
 initializer_b: For `uniform` the maximum, for `normal` the standard deviation.
 seed: Seed of the initializer.
 rule: Name of the update rule, from core/update/rules/all_rules.h.
-rule_parameters: Parameters of the update rule, in the order of its header.
-transforms: Empty, or the parameters of core/update/rules/row_transforms.h, in the order there.
+rule_parameters: All parameters of the update rule, in the order of its constructor in
+  core/update/rules.
+transforms: Empty, or the 6 settings of RowTransforms in core/update/rules/row_transforms.h, in the
+  order there.
 dtype: Data type of the rows in memory. Updates are computed in float32 and rounded stochastically.
 slot_dtype: Data type of the optimizer's slots.
-memory: Bytes of rows in memory; other rows spill to disk. 0: all rows are in memory.
-spill: Folder for spilled rows; empty without `memory`.
-admit_after: Number of accesses after which a key gets a row. Before that, lookups return its
-  initial value.
-expire_after: Number of lookups, or seconds, without access after which a row is removed, up to a
-  quarter later. 0: never.
-expires_by_seconds: Whether `expire_after` is in seconds.
+memory: Maximum bytes of rows in memory; other rows spill to disk. 0: all rows are in memory.
+spill: Folder for spilled rows. Set it exactly if `memory` is above 0.
+admit_after: Number of accesses after which a key gets a row, 1 to 255. Before that, lookups return
+  the initial values of the key.
+expire_after: Number of lookups of the table, or seconds, without access after which a row is
+  removed, up to a quarter of that time later. 0: never.
+expires_by_seconds: Whether `expire_after` is in seconds instead of lookups.
 handle: Scalar. The new table.
 )doc");
 
@@ -64,10 +66,12 @@ REGISTER_OP("SlipstreamTableGather")
     .Doc(R"doc(
 Reads rows by key, without creating rows or counting accesses.
 
+The rows do not contain deferred gradients.
+
 handle: Scalar. The table.
-keys: [n].
+keys: [n]. May repeat.
 dim: Values per row of the table.
-rows: [n, dim]. The initial value for a key without a row.
+rows: [n, dim]. A key without a row gets its initial values.
 found: [n]. Whether the key has a row.
 )doc");
 
@@ -88,9 +92,10 @@ handle: Scalar. The table.
 keys: [n].
 snapshot: [n, dim]. The rows at the start of the window.
 metric: As in SlipstreamRowDrift.
-rows: [n, dim]. As in SlipstreamTableGather.
+rows: [n, dim]. The present rows, as in SlipstreamTableGather.
 found: [n]. Whether the key has a row.
-drift: [n]. Not finite if either row has a NaN or an infinity.
+drift: [n]. Distance of each row of `rows` from its row of `snapshot`; not finite if either has a
+  NaN or an infinity.
 )doc");
 
 REGISTER_OP("SlipstreamTableHotKeys")
@@ -107,7 +112,7 @@ Returns the keys with the highest decayed access counts above 0.
 handle: Scalar. The table.
 k: Scalar. Maximum number of keys.
 keys: [m], m <= k. By descending count; keys with equal counts ascend.
-counts: [m].
+counts: [m]. The access count of each key.
 by_key: Whether the keys ascend instead, which takes less time.
 )doc");
 
@@ -132,9 +137,9 @@ REGISTER_OP("SlipstreamTableStatistics")
 Returns the size of a table and counts since its creation.
 
 handle: Scalar. The table.
-statistics: [7]. Rows; allocated bytes; evicted rows; updates dropped because the row was evicted
-  between lookup and update; keys that the index has memory for; expired rows; accesses of keys that
-  were too rare for a row, once per batch and key.
+statistics: [7]. Rows; allocated bytes of memory; evicted rows; updates dropped because their key
+  had lost its row since the lookup; number of entries that the hash index has memory for; expired
+  rows; accesses of keys that were too rare for a row, once per batch and key.
 )doc");
 
 REGISTER_OP("SlipstreamTableSpillStatistics")
@@ -143,11 +148,13 @@ REGISTER_OP("SlipstreamTableSpillStatistics")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [6]"))
     .Doc(R"doc(
-Returns where the rows of a table are, and how many rows were moved since its creation.
+Returns the numbers of rows in memory and on disk, and of rows moved.
+
+Counts of moved rows begin at the creation of the table.
 
 handle: Scalar. The table.
-statistics: [6]. Rows in memory; rows on disk only; bytes of files; rows read; of these, rows whose
-  read began before they were needed; rows written.
+statistics: [6]. Rows in memory; rows on disk only; bytes of files; rows read from disk; of these,
+  rows that SlipstreamTableAnnounce requested; rows written to disk, including by compaction.
 )doc");
 
 REGISTER_OP("SlipstreamTableAnnounce")
@@ -156,10 +163,12 @@ REGISTER_OP("SlipstreamTableAnnounce")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n]"))
     .Doc(R"doc(
-Starts to read rows from disk that a later lookup needs. It has no effect if rows do not spill.
+Starts to read rows from disk that a later lookup needs, without waiting for the disk.
+
+It has no effect if the rows of the table do not spill to disk.
 
 handle: Scalar. The table.
-keys: [n]. Any keys.
+keys: [n]. Keys of the later lookup. They may repeat, and may be without a row.
 )doc");
 
 REGISTER_OP("SlipstreamTableStep")
@@ -171,7 +180,7 @@ REGISTER_OP("SlipstreamTableStep")
 Returns the number of updates of a table.
 
 handle: Scalar. The table.
-step: Scalar.
+step: Scalar. Number of updates since the creation of the table, or as imported.
 )doc");
 
 REGISTER_OP("SlipstreamTableKeys")
@@ -195,12 +204,12 @@ REGISTER_OP("SlipstreamTableWrite")
     .Doc(R"doc(
 Replaces the values of rows, and creates rows for missing keys. It counts no access.
 
-Existing rows keep their slots, counts and flags, and lose their deferred gradients. A full bounded
-table evicts other rows.
+Existing rows keep their slots, counts and flags. Deferred gradients of the keys are dropped. A full
+bounded table evicts other rows.
 
 handle: Scalar. The table.
 keys: [n]. Each at most once.
-rows: [n, dim]. Finite.
+rows: [n, dim]. Values that are finite in the data type of the table.
 )doc");
 
 REGISTER_OP("SlipstreamTableRemove")
@@ -238,8 +247,9 @@ keys: [n].
 rows: [n, dim].
 slots: [n, slots per row]. Values of the optimizer.
 counts: [n]. Decayed access counts.
-last_used: [n] for tables with LRU eviction or expiring rows: number of the last lookup, or seconds
-  since 1970. Otherwise [0].
+last_used: [n] for bounded tables with LRU eviction and for tables with expiring rows: number of the
+  lookup that last accessed the row or, with `expires_by_seconds`, the time in seconds since 1970.
+  Otherwise [0].
 steps: [2]. Number of updates and of lookups so far.
 )doc");
 
@@ -255,14 +265,15 @@ REGISTER_OP("SlipstreamTableExportReplicas")
     .Doc(R"doc(
 Returns the keys, access counts and flags of a table of replicas, sorted by key.
 
-Deferred gradients stay. The rows are not exported because lookups request them again.
+Deferred gradients stay. The values of the rows are not exported, because lookups request them from
+their owners again.
 
-handle: Scalar. The table.
+handle: Scalar. The table. Its rows must not spill to disk.
 keys: [n].
 counts: [n]. Decayed access counts.
 last_used: [n] or [0], as in SlipstreamTableExport.
 steps: [2]. Number of updates and of lookups so far.
-flags: [n]. RowFlag bits.
+flags: [n]. Bit 0: the row is saturated.
 )doc");
 
 REGISTER_OP("SlipstreamTableExportChanges")
@@ -281,18 +292,25 @@ REGISTER_OP("SlipstreamTableExportChanges")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [] -> [n], [n, d], [n, s], [n], [?], [2], [?], [?], [], []"))
     .Doc(R"doc(
-Returns the rows that changed since an earlier run of this op. Deferred gradients stay.
+Returns the rows that changed since the last run of this op. Deferred gradients stay.
 
-All rows of the table must be in memory.
+All rows of the table must be in memory. The first run starts to track changes. If the L2 penalty or
+the weight decay of the table changes every row at each update, the op always returns all rows.
 
 handle: Scalar. The table.
 since: Scalar. `number` of the last run. For any other value the op returns all rows.
-keys, rows, slots, counts, last_used: Changed and new rows, as in SlipstreamTableExport.
+keys: [n]. Keys of the changed and new rows, ascending.
+rows: [n, dim].
+slots: [n, slots per row]. Values of the optimizer.
+counts: [n]. Decayed access counts.
+last_used: [n] or [0], as in SlipstreamTableExport.
 steps: [2]. Number of updates and of lookups so far.
-removed: [m]. Keys that were removed. A key that was created again is also in `keys`.
-decays: [d]. Factors by which the counts of all other rows were multiplied, in order.
+removed: [m]. Keys that were removed. A key that was created again is also in `keys`. [0] if
+  `is_all`.
+decays: [k]. Factors by which the counts of the rows that are not in `keys` were multiplied, in
+  order. [0] if `is_all`.
 is_all: Scalar. Whether the op returned all rows.
-number: Scalar. The number of this run.
+number: Scalar. The number of this run, for `since` of the next run.
 )doc");
 
 REGISTER_OP("SlipstreamTableExportAdmission")
@@ -302,11 +320,12 @@ REGISTER_OP("SlipstreamTableExportAdmission")
     .SetIsStateful()
     .SetShapeFn(Shapes("[] -> [n], [s]"))
     .Doc(R"doc(
-Returns the access counts of keys that are too rare for a row.
+Returns the approximate access counts of keys without a row, which decide about their admission.
 
 handle: Scalar. The table.
-counters: [n]. Counters of a filter, shard by shard; [0] if there was no such key.
-added: [s]. Accesses of each shard since its counters were halved.
+counters: [64 * counters per shard]. The counters of CountFilter
+  (core/containers/count_filter.h), shard by shard; [0] if no key without a row was accessed.
+added: [64]. Number of accesses counted in each shard since its counters were last halved.
 )doc");
 
 REGISTER_OP("SlipstreamTableImportAdmission")
@@ -316,13 +335,13 @@ REGISTER_OP("SlipstreamTableImportAdmission")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [n], [s]"))
     .Doc(R"doc(
-Replaces the access counts of keys that are too rare for a row.
+Replaces the approximate access counts of keys without a row.
 
-A table that admits every key ignores them.
+A table that admits every key at its first access ignores them.
 
 handle: Scalar. The table.
 counters: [n]. As returned by SlipstreamTableExportAdmission.
-added: [s].
+added: [64]. As returned by SlipstreamTableExportAdmission.
 )doc");
 
 REGISTER_OP("SlipstreamTableImport")
@@ -337,18 +356,21 @@ REGISTER_OP("SlipstreamTableImport")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [?], [?, ?], [?, ?], [?], [?], [?]"))
     .Doc(R"doc(
-Replaces the content of a table with outputs of SlipstreamTableExport. After an error nothing has
-changed.
+Replaces the content of a table with outputs of SlipstreamTableExport.
+
+Flags and deferred gradients are dropped. After an error nothing has changed, with one exception: if
+the rows of the table spill to disk and the disk has no room for all, the table has a part of the
+new rows.
 
 handle: Scalar. The table.
-adds: Whether the rows are added to existing rows of other keys. If the rows of the table spill to
-  disk and there is no room for all, some of the rows may have been added.
+adds: Whether the rows are added to the existing rows, which must have other keys. Flags, deferred
+  gradients and step numbers then stay. Only for tables whose rows spill to disk.
 keys: [n]. Each at most once.
-rows: [n, dim].
-slots: [n, slots per row].
-counts: [n].
-last_used: [n] or [0].
-steps: [2].
+rows: [n, dim]. Values that are finite in the data type of the table.
+slots: [n, slots per row]. Values of the optimizer, finite in the data type of the slots.
+counts: [n]. Access counts, at least 0.
+last_used: [n], as in SlipstreamTableExport, or [0] if it is not known.
+steps: [2]. Number of updates and of lookups so far.
 )doc");
 
 }  // namespace slipstream

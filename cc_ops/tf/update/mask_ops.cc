@@ -47,13 +47,13 @@ REGISTER_OP("SlipstreamMaskGradients")
 Removes the gradient rows of masked keys.
 
 Masked rows are removed from the output, not set to zero, and their values are never read. The
-result depends on the inputs only, bit for bit, on any number of threads.
+result has the same bits for any number of threads.
 
 handle: Scalar. A SlipstreamKeySet with the masked keys.
 keys: [n]. The key of each row.
 gradients: [n, ...]. One row per key, of any shape.
-kept_keys: [kept].
-kept_gradients: [kept, ...].
+kept_keys: [kept]. The key of each remaining row.
+kept_gradients: [kept, ...]. The remaining rows.
 masked: Scalar, in host memory. Number of removed rows: offered - kept.
 offered: Scalar, in host memory. Number of rows before masking: n, or the number of different keys
   with `deduplicate`.

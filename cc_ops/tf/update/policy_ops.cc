@@ -21,26 +21,29 @@ REGISTER_OP("SlipstreamTableSetPolicy")
 Sets the update policy of a table from the next update on.
 
 The mode decides how gradients are applied: at once, not at all if the row is saturated, or later as
-a sum. A change of the mode, the trigger, the ranks or `is_shadow` first applies all deferred
-gradients.
+a sum. A change of the mode, the trigger, the ranks, `is_shadow` or `is_exchanged` first applies all
+deferred gradients. It is an error if they cannot be applied: gradients of a policy with
+`is_exchanged` must be collected first.
 
 handle: Scalar. The table.
 movement: Scalar, at least 0, in the unit of the rows. With trigger "movement", a deferred sum is
   due when applying it would change a value of its row by this distance.
-max_age: Scalar, at least 1. Maximum number of updates that a gradient is deferred.
-max_rows: Scalar, at least 0. Maximum number of deferred sums. Gradients of other rows are applied
-  at once.
+max_age: Scalar, at least 1. Number of updates after which a deferred sum is due.
+max_rows: Scalar, at least 0. Maximum number of deferred sums. Each shard and simulated rank has an
+  equal part of it. When the part is used up, gradients of further rows are applied at once.
 mode: "apply": every gradient is applied at once. "mask": gradients of saturated rows are dropped.
   "defer": gradients are summed by row, and each sum is applied as one gradient when it is due.
 trigger: With mode "defer", the rows whose gradients may be deferred. "movement": all rows.
   "interval": saturated rows.
-decay_skipped: With mode "mask", whether the moments of masked rows decay (Adam).
+decay_skipped: With mode "mask", whether the moments of masked rows (Adam, momentum) decay as with a
+  gradient of 0.
 ranks: Number of simulated ranks. Each has an equal part of every batch and its own deferred
   gradients.
 is_shadow: Whether every gradient is applied at once, and the op only counts the gradients that the
   policy would mask or defer, for a sample of 1 in 16 keys.
 is_exchanged: Whether deferred gradients leave the table only by SlipstreamCollectGradients and
-  SlipstreamCollectDeferred. Evaluation, flushes and evictions then do not apply them.
+  SlipstreamCollectDeferred. Evaluation and flushes then do not apply them, and they stay when their
+  row is evicted.
 )doc");
 
 REGISTER_OP("SlipstreamTableSetRowFlags")
@@ -55,7 +58,7 @@ Replaces the flags of all rows of a table.
 
 handle: Scalar. The table.
 keys: [n]. Rows of other keys have no flags afterwards.
-flags: [n]. Bit 0: the row is saturated.
+flags: [n]. Bit 0: the row is saturated. Other bits must be 0.
 create_missing: Whether rows are created for keys that have a flag and no row. Otherwise these keys
   are ignored.
 )doc");
@@ -71,10 +74,11 @@ Returns counts of the gradient rows of a table since its creation.
 A gradient row is the gradient of one key in one update of one rank.
 
 handle: Scalar. The table.
-counts: [11]. Rows offered; rows sent, which are applied, including deferred sums; rows masked; rows
-  deferred, which are added to a sum that stays; of the sent rows, those due by movement, due by
-  age, flushed, and over the budget; deferred sums whose row was evicted; sums deferred now; bytes
-  of these sums.
+counts: [11]. Rows offered to the policy; rows sent, which are applied or collected, including
+  deferred sums; rows masked; rows deferred, which are added to a sum that stays; four parts of the
+  sent rows: due by movement, due by age, flushed, and over the budget of `max_rows`; deferred sums
+  dropped because their row was evicted, removed or overwritten; present number of deferred sums;
+  bytes of their memory.
 )doc");
 
 REGISTER_OP("SlipstreamTableFlush")
@@ -82,7 +86,9 @@ REGISTER_OP("SlipstreamTableFlush")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
-Applies all deferred gradients of a table, each sum as one gradient.
+Applies all deferred gradients of a table, one gradient per key.
+
+It does nothing if the policy sets `is_exchanged`.
 
 handle: Scalar. The table.
 )doc");
@@ -100,10 +106,10 @@ REGISTER_OP("SlipstreamTableExportDeferred")
 Returns the deferred gradients of a table. They stay deferred.
 
 handle: Scalar. The table.
-keys: [n]. In an order that SlipstreamTableImportDeferred accepts.
+keys: [n]. By shard and rank, the oldest sum first, as SlipstreamTableImportDeferred requires.
 ages: [n]. Number of updates of the table since each sum began.
 ranks: [n]. The simulated rank of each sum.
-sums: [n, dim].
+sums: [n, dim]. The deferred gradients.
 learning_rate: Scalar. The learning rate of the last update, which a flush uses.
 )doc");
 
@@ -122,9 +128,10 @@ Replaces the deferred gradients of a table. After an error nothing has changed.
 handle: Scalar. The table. Its policy must defer gradients, unless n is 0.
 keys: [n]. Each at most once per rank. Every key must have a row, unless the policy sets
   `is_exchanged`.
-ages: [n]. Descending: the oldest sum first.
+ages: [n]. Number of updates since each sum began, at least 0. Within a shard and rank, the oldest
+  sum comes first.
 ranks: [n]. The simulated rank of each sum.
-sums: [n, dim].
+sums: [n, dim]. The deferred gradients; finite.
 learning_rate: Scalar. Used by a flush before the next update.
 )doc");
 
@@ -138,7 +145,7 @@ REGISTER_OP("SlipstreamTableRowFlags")
 Returns the flags of rows. A row that was removed and created again has no flags.
 
 handle: Scalar. The table.
-keys: [n].
+keys: [n]. May repeat.
 flags: [n]. As in SlipstreamTableSetRowFlags; 0 for a key without a row.
 )doc");
 
