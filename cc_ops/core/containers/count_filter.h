@@ -1,4 +1,4 @@
-// Approximate access counts of keys without a row; a count is never too low since the last halving.
+// Approximate access counts of keys, for the admission of keys that have no row.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_COUNT_FILTER_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_COUNT_FILTER_H_
 
@@ -12,14 +12,15 @@
 namespace slipstream {
 
 // A count-min sketch (Cormode & Muthukrishnan 2005) with conservative update (Estan & Varghese
-// 2002). The four counters of a key are in one cache line. After as many accesses as there are
-// counters, all counters are halved, so that old accesses fade (TinyLFU, Einziger et al. 2017). Not
-// thread-safe.
+// 2002). The count of a key is the smallest of its four counters, which are in one cache line and
+// may be shared with other keys. It may be too high, but never too low since the last halving.
+// After as many accesses as there are counters, all counters are halved, so that old accesses fade
+// (TinyLFU, Einziger et al. 2017). Not thread-safe.
 class CountFilter {
  public:
-  // Maximum count.
+  // Maximum count; larger counts are stored as this one.
   static constexpr uint32_t kMost = 255;
-  // Number of counters, in whole cache lines. They are allocated at the first access.
+  // Number of counters of one byte. They are allocated at the first access.
   static constexpr int64_t kCounters = int64_t{1} << 18;
 
   // Adds accesses of a key and returns its new count.
@@ -34,15 +35,15 @@ class CountFilter {
     if (added_ >= kCounters) Halve();
     return count;
   }
-  // Returns the count of a key.
+  // Returns the count of a key; 0 if it was never added.
   uint32_t Count(int64_t key) const { return counters_.empty() ? 0 : Least(Positions(key)); }
 
   int64_t bytes() const { return static_cast<int64_t>(counters_.capacity()); }
-  // Empty before the first access.
+  // [kCounters], for a checkpoint; empty before the first access.
   const std::vector<uint8_t>& counters() const { return counters_; }
   // Number of accesses since the last halving.
   int64_t added() const { return added_; }
-  // counters: empty, or kCounters values.
+  // Replaces the state by the results of counters() and added(). counters: empty or [kCounters].
   void Restore(std::vector<uint8_t> counters, int64_t added) {
     counters_ = std::move(counters);
     added_ = added;

@@ -1,7 +1,8 @@
 // An open-addressing hash table in one array, on the CPU and on GPUs.
 //
 // The entry type defines the contents. `FlatTable` owns the array, `FlatTableView` reads it. The
-// index of a shard's rows is a HashIndex instead, because it has to grow without long pauses.
+// rows of a shard are found by a `HashIndex` instead, because their number grows in training, and a
+// HashIndex grows without long pauses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_CONTAINERS_FLAT_TABLE_H_
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_FLAT_TABLE_H_
 
@@ -40,7 +41,8 @@ struct FlatTableView {
 
   int64_t bytes() const { return capacity * static_cast<int64_t>(sizeof(Entry)); }
 
-  // Returns the first index to probe, at the start of a line. The table must not be empty.
+  // Returns the position in `entries` at which the search for a hash starts, which is the first of
+  // a line. The table must not be empty.
   SLIPSTREAM_HOST_DEVICE int64_t Home(uint64_t hash) const {
     if constexpr (kLine == 1) {
       return static_cast<int64_t>(hash & (static_cast<uint64_t>(capacity) - 1));
@@ -49,12 +51,14 @@ struct FlatTableView {
     }
   }
 
+  // Returns Home for the hash of a key.
   SLIPSTREAM_HOST_DEVICE int64_t HomeOf(const Key& key) const {
     return Home(Entry::Hash(key, seed));
   }
 
-  // Returns the index of the entry of a key, or of a free entry if the key is absent. With linear
-  // probing this is the first free entry. The table must not be empty.
+  // Returns the position of the entry of a key, or of a free entry if the key is absent. With
+  // linear probing this is the first free entry, where the key may be inserted. home: HomeOf(key).
+  // The table must not be empty.
   SLIPSTREAM_HOST_DEVICE int64_t Probe(int64_t home, const Key& key) const {
     if constexpr (kLine == 1) {
       for (int64_t i = home;; i = (i + 1) & (capacity - 1)) {
@@ -73,7 +77,8 @@ struct FlatTableView {
     }
   }
 
-  // Returns the entry of the key, or a free entry if the key is absent.
+  // Returns a copy of the entry of a key, or of a free entry if the key is absent. The table may be
+  // empty.
   SLIPSTREAM_HOST_DEVICE Entry Find(const Key& key) const {
     return capacity == 0 ? Entry() : entries[Probe(HomeOf(key), key)];
   }
@@ -108,17 +113,18 @@ class FlatTable {
     if (bytes > memory_.size()) memory_ = PageMemory(bytes);
     capacity_ = capacity;
   }
-  // Sets the capacity and frees all entries.
+  // Sets the capacity and makes all entries free. Throws like ResetUninitialized.
   void Reset(int64_t capacity) {
     ResetUninitialized(capacity);
     std::uninitialized_fill(begin(), end(), Entry());
   }
 
-  // Returns the entry of the key, or the free entry where it must be inserted. At least one entry
-  // must be free.
+  // Returns the entry of a key, or the free entry where it must be inserted. At least one entry
+  // must be free. For entries with linear probing (kLine 1), as are Erase and Build.
   Entry* Probe(const Key& key) const { return begin() + view().Probe(view().HomeOf(key), key); }
 
-  // Frees an entry and shifts the following entries back. Entries must have `Key key() const`.
+  // Frees an entry and shifts the following entries back, so that searches for them still succeed.
+  // The entry type must also declare `Key key() const`.
   void Erase(Entry* entry) {
     const int64_t mask = capacity_ - 1;
     int64_t hole = entry - begin();
@@ -132,9 +138,10 @@ class FlatTable {
     begin()[hole] = Entry();
   }
 
-  // Replaces the contents by entry_of(i) for keys[i], at most half full. The first of equal keys
-  // counts; free entries are ignored. Returns ResourceExhausted, without changes, if the allocation
-  // fails. `what` names the table in that message. `size` receives the number of distinct keys.
+  // Replaces the contents by the entries entry_of(i) of keys[i], i in [0, n). At least half of the
+  // table stays free. The first of equal keys counts; a free entry is ignored. Returns
+  // ResourceExhausted, without changes, if the allocation fails. what: the name of the table in
+  // that message. size: receives the number of entries in use.
   template <class EntryOf>
   Status Build(const std::string& what, const Key* keys, int64_t n, const EntryOf& entry_of,
                int64_t* size) {
@@ -163,12 +170,12 @@ class FlatTable {
   int64_t capacity_ = 0;
 };
 
-// An entry that refers to a key by its number in an external list of keys.
+// An entry that contains the position of a key in a list of keys, instead of the key.
 template <class Number>
 struct KeyNumber {
   struct Key {
-    const int64_t* list;  // Not empty.
-    int64_t key;
+    const int64_t* list;  // The list to which the positions refer; not empty.
+    int64_t key;          // The key to find in the list.
   };
   static constexpr int64_t kLine = 1;
 

@@ -1,4 +1,4 @@
-// Open-addressing hash index of one shard: key -> index of its row, and its access count.
+// Open-addressing hash index of one shard: key -> index of its row in the arena, and access count.
 //
 // An entry has 16 bytes, therefore a cache line has four. Probing is linear and starts at the first
 // entry of a line, so that most keys are found in one line, which callers prefetch. Erasing shifts
@@ -25,7 +25,7 @@ class HashIndex {
   static constexpr uint32_t kEmpty = 0xffffffffu;
   struct Entry {
     int64_t key = 0;
-    uint32_t index = kEmpty;  // kEmpty if the entry is free.
+    uint32_t index = kEmpty;  // Number of the row within its shard; kEmpty if the entry is free.
     float count = 0.f;        // Decayed number of accesses.
   };
 
@@ -34,9 +34,9 @@ class HashIndex {
 
   using Entries = std::vector<Entry, IndexAllocator<Entry>>;
 
-  // memory: allocator of the entries, which must outlive the index. Null uses the heap and disables
-  // the preparation of the next entries. shard: number among indexes that fill at the same pace. It
-  // varies the sizes at which they grow, so that they do not all grow in one step.
+  // memory: allocates the entries, and must outlive the index. Null uses the heap and disables the
+  // preparation of the next entries. shard: number of the shard. Indexes of other shards grow at
+  // other sizes, so that the indexes of a table do not all grow in one training step.
   explicit HashIndex(IndexMemory* memory = nullptr, int shard = 0)
       : entries_(IndexAllocator<Entry>(memory)),
         next_(IndexAllocator<Entry>(memory)),
@@ -51,6 +51,7 @@ class HashIndex {
     return static_cast<int64_t>((entries_.capacity() + next_.capacity()) * sizeof(Entry));
   }
 
+  // Prefetches the line that Find reads first. hash: KeyedHash of the key.
   SLIPSTREAM_PREFETCHES void Prefetch(uint64_t hash) const {
     if (!entries_.empty()) __builtin_prefetch(&entries_[Home(hash)]);
   }
@@ -66,8 +67,8 @@ class HashIndex {
       if (entries_[line + kLine - 1].index == kEmpty) return nullptr;
     }
   }
-  // Same, but only looks at the line that Prefetch loads. If the key is not there, prefetches the
-  // next line and returns nullptr.
+  // Same, but only looks at the line that Prefetch loads. If the key is not in this line,
+  // prefetches the next line and returns nullptr; the key may be in a later line then.
   Entry* FindAtHome(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     const uint64_t line = Home(hash);
@@ -81,8 +82,8 @@ class HashIndex {
   Entry* Find(int64_t key) { return Find(key, KeyedHash(key)); }
   const Entry* Find(int64_t key) const { return Find(key, KeyedHash(key)); }
 
-  // Inserts an absent key. Note: invalidates pointers to entries. Throws std::bad_alloc (strong
-  // exception guarantee).
+  // Inserts an absent key with a count of 0 and returns its entry. Note: invalidates other pointers
+  // to entries. Throws std::bad_alloc (strong exception guarantee).
   Entry* Insert(int64_t key, uint32_t index);
 
   // Removes a key. Returns false if it was absent.
@@ -107,7 +108,7 @@ class HashIndex {
     return found == 0 ? nullptr : entries + __builtin_ctz(found);
   }
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
-  // Returns whether the index is so full with `keys` keys that next entries must be prepared.
+  // Returns whether an index with `keys` keys is so full that its next entries must be prepared.
   bool IsDue(uint64_t keys) const;
   // Initializes a part of the next entries in proportion to `keys`; all of them when the index is
   // full. Fresh memory may take longer than the rest of an insertion. An allocation failure is

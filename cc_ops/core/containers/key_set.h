@@ -14,6 +14,7 @@
 
 namespace slipstream {
 
+// An entry of the hash table of a KeySet.
 struct KeySetEntry {
   using Key = int64_t;
   static constexpr int64_t kLine = 1;
@@ -28,7 +29,8 @@ struct KeySetEntry {
   SLIPSTREAM_HOST_DEVICE bool Is(int64_t other) const { return key == other; }
 };
 
-// The marker of free entries is a valid key, too, therefore its membership is stored separately.
+// Reads the keys of a KeySet, or of its copy in GPU memory. KeySetEntry::kFree marks free entries
+// but is a valid key, too. Therefore `has_free_key` stores whether it is in the set.
 struct KeySetView : FlatTableView<KeySetEntry> {
   bool has_free_key = false;
 

@@ -27,13 +27,15 @@ __device__ inline int64_t ThreadOfGrid() {
 }
 __device__ inline int64_t ThreadsOfGrid() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
-// Hands out consecutive parts of a workspace. Without a workspace it only adds up their sizes.
+// Divides a workspace into consecutive parts. Without a workspace it only adds up their sizes,
+// which gives the size of the workspace to allocate.
 class WorkspaceParts {
  public:
   // base: aligned to 256 bytes, or null.
   explicit WorkspaceParts(void* base) : base_(static_cast<char*>(base)) {}
 
-  // Returns null without a workspace.
+  // Returns the next part, with room for `count` values and aligned to 256 bytes; null without a
+  // workspace.
   template <class T>
   T* Take(int64_t count) {
     char* const part = base_ == nullptr ? nullptr : base_ + bytes_;

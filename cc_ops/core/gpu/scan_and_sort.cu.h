@@ -9,14 +9,14 @@
 
 namespace slipstream {
 
-// Return the bytes of scratch memory for n <= 2^31 - 1 values, or the error of cub's size query,
-// which needs a device.
+// Store in `bytes` the size of the scratch memory for n <= 2^31 - 1 values. They return the error
+// of cub's size query, which needs a device.
 cudaError_t ScanBytes(int64_t n, size_t* bytes);
 template <class Key>  // Key is int32_t or int64_t.
 cudaError_t SortBytes(int64_t n, size_t* bytes);
 
 // Both functions enqueue on `stream` and return immediately. All pointers are to device memory.
-// scratch: `bytes` bytes, aligned to 256, at least as many as the functions above return.
+// scratch: [bytes], aligned to 256; `bytes` is at least the result of ScanBytes or SortBytes.
 
 // Replaces each of values [n] by the sum of the values before it.
 cudaError_t LaunchScan(cudaStream_t stream, void* scratch, size_t bytes, int64_t n,

@@ -15,10 +15,10 @@ namespace slipstream {
 // keeps until the stream has passed. Results equal the CPU's. The launch error is returned; runtime
 // errors appear when the caller synchronizes.
 
-// See DecayAccesses.
+// Same as DecayAccesses.
 cudaError_t LaunchDecayAccesses(cudaStream_t stream, const AccessSketch& sketch, uint64_t factor);
 
-// See EstimateAccesses. keys, estimates: [n].
+// Same as EstimateAccesses. keys, estimates: [n].
 cudaError_t LaunchEstimateAccesses(cudaStream_t stream, const AccessSketch& sketch,
                                    const int64_t* keys, int64_t n, int64_t* estimates);
 

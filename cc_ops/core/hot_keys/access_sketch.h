@@ -1,7 +1,11 @@
 // A count-min sketch of accesses (Cormode and Muthukrishnan, 2005).
 //
-// It counts accesses of any number of keys in a fixed amount of memory. Estimates are never too
-// low. A HotKeySketch adds the accesses.
+// It estimates the access counts of any number of keys in a fixed amount of memory. The counters
+// form kRows sketch rows (no embedding rows). Each key has one counter in each sketch row, which it
+// shares with other keys. The smallest of its counters is the estimate, which is never too low,
+// except for rounding when counts decay.
+//
+// This file reads and decays the counters. CountAccesses (hot_key_sketch.h) increments them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
 #define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
 
@@ -13,8 +17,8 @@
 namespace slipstream {
 
 // A view of counters that the caller owns, initially 0. Counters are integers, so that sums do not
-// depend on the order in which threads add. Note: conservative update would reduce the error, but
-// its result depends on the order.
+// depend on the order in which threads add. Note: conservative update (incrementing only the
+// smallest counters of a key) would reduce the error, but its result depends on the order.
 struct AccessSketch {
   static constexpr int kRows = 4;
   static constexpr int kMaxLog2Width = 30;
@@ -31,7 +35,8 @@ struct AccessSketch {
            static_cast<int64_t>(hash >> (64 - log2_width));
   }
 
-  // Returns the accesses of a key plus the accesses of keys that share all of its counters.
+  // Returns the smallest counter of a key: its accesses, plus the accesses of the other keys that
+  // share this counter.
   SLIPSTREAM_HOST_DEVICE int64_t Estimate(int64_t key) const {
     int64_t lowest = *Counter(0, key);
     for (int row = 1; row < kRows; ++row) {
@@ -45,15 +50,15 @@ struct AccessSketch {
 // Decay factors are in [0, 1], in units of 2^-32, so that they are the same on every device.
 constexpr uint64_t kNoDecay = uint64_t{1} << 32;
 
-// Returns count * factor, rounded down.
+// Returns count * factor / kNoDecay, rounded down. factor: at most kNoDecay.
 SLIPSTREAM_HOST_DEVICE inline int64_t Decayed(int64_t count, uint64_t factor) {
   const uint64_t high = static_cast<uint64_t>(count) >> 32;
   const uint64_t low = static_cast<uint64_t>(count) & 0xffffffffu;
   return static_cast<int64_t>(high * factor + ((low * factor) >> 32));
 }
 
-// Multiplies all counts by `factor`, at most kNoDecay. Results are rounded down. Count accesses in
-// multiples of a unit if fractions must survive.
+// Multiplies all counters by factor / kNoDecay, at most 1. Results are rounded down. Pass a large
+// `unit` to CountAccesses if fractions of an access must survive.
 void DecayAccesses(const AccessSketch& sketch, uint64_t factor);
 
 // Estimates the accesses of keys [n]. estimates: [n], owned by the caller.

@@ -1,4 +1,4 @@
-// CUDA launcher of the sketch of hot keys (see hot_key_sketch.h).
+// CUDA launcher of CountAccesses (see hot_key_sketch.h).
 #ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_HOT_KEY_SKETCH_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_HOT_KEY_SKETCH_CU_H_
 

@@ -1,7 +1,7 @@
 // Memory for the hash indexes of a table's shards.
 //
-// Blocks of similar size share a region of huge pages, where the system has them. Random accesses
-// then cause fewer TLB misses.
+// Blocks of similar size share a region of huge pages, if the system has huge pages. Random
+// accesses then cause fewer TLB misses.
 #ifndef SLIPSTREAM_CC_OPS_CORE_MEMORY_INDEX_MEMORY_H_
 #define SLIPSTREAM_CC_OPS_CORE_MEMORY_INDEX_MEMORY_H_
 
@@ -18,11 +18,13 @@
 namespace slipstream {
 
 // Allocates blocks for the indexes of one table. An index that outgrows its block takes a block
-// that is a quarter larger. Shards have similar sizes and grow one after the other. Pages of
-// released blocks return to the system immediately, a region with its last block. Thread-safe.
+// that is a quarter larger. The shards of a table have similar sizes and grow one after the other.
+// Therefore the blocks of one size fill a region. The pages of a released block return to the
+// system immediately, and the region is freed with its last block. Thread-safe.
 class IndexMemory {
  public:
-  // blocks: expected number of blocks of each size, within a quarter. More are allowed.
+  // blocks: expected number of blocks of each size, where sizes that differ by less than a quarter
+  // count as one. More blocks are allowed.
   explicit IndexMemory(int blocks) : blocks_(blocks) {}
   IndexMemory(const IndexMemory&) = delete;
   IndexMemory& operator=(const IndexMemory&) = delete;

@@ -19,7 +19,8 @@ constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) 
 class PageMemory {
  public:
   PageMemory() = default;
-  // Allocates at least `bytes`, uninitialized, aligned to a power of two. Throws std::bad_alloc.
+  // Allocates at least `bytes`, uninitialized. The alignment is at least `least_alignment`, a power
+  // of two. Throws std::bad_alloc.
   explicit PageMemory(size_t bytes, size_t least_alignment = kLineBytes);
 
   char* data() const { return data_.get(); }
@@ -35,7 +36,8 @@ class PageMemory {
   size_t size_ = 0;
 };
 
-// Returns the whole pages in [begin, end) to the system. Their contents are lost.
+// Returns the physical memory of the whole pages in [begin, end) to the system. Their contents are
+// lost; their addresses stay valid.
 void DropPages(char* begin, char* end);
 
 }  // namespace slipstream

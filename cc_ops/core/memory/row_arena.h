@@ -13,7 +13,7 @@
 
 namespace slipstream {
 
-// Opaque type of a row in memory; table/row_layout.h defines the contents.
+// Opaque type of an encoded row in memory; table/row_layout.h defines the contents.
 class StoredRow;
 
 // Numbers rows by index and never moves them: growing allocates one chunk and copies nothing.
@@ -25,6 +25,7 @@ class RowArena {
   RowArena(int64_t stride, SlabAllocator* memory)
       : stride_(static_cast<size_t>(stride)), memory_(memory) {}
 
+  // Returns the row with an index that Allocate has returned.
   StoredRow* Row(uint32_t index) const {
     const Address address = AddressOf(index);
     return reinterpret_cast<StoredRow*>(chunks_[address.chunk] + address.row * stride_);
@@ -53,7 +54,8 @@ class RowArena {
     return next_++;
   }
 
-  // Allocates no memory: a free row contains the index of the row that was freed before it.
+  // Frees a row; Allocate reuses its index. Needs no memory for a list, because a free row contains
+  // the index of the row that was freed before it.
   void Release(uint32_t index) noexcept {
     std::memcpy(static_cast<void*>(Row(index)), &free_, sizeof(free_));
     free_ = index;

@@ -12,10 +12,10 @@
 
 namespace slipstream {
 
-// Blocks are not released before the allocator is destroyed. Thread-safe.
+// Allocates blocks that are freed only together, when the allocator is destroyed. Thread-safe.
 class SlabAllocator {
  public:
-  // Returns `bytes` aligned to 64. Throws std::bad_alloc (strong exception guarantee).
+  // Returns a block of `bytes`, aligned to 64. Throws std::bad_alloc (strong exception guarantee).
   void* Allocate(size_t bytes);
 
   // Bytes allocated from the system. Pages that were never touched need no physical memory.
