@@ -1,8 +1,9 @@
 // Decides whether a gradient is applied, deferred or due.
 //
-// The same functions decide for tables, variables and SOK variables, on the CPU and on a GPU. A
-// gradient that may wait begins to be deferred, or is added to the deferred gradient of its key,
-// which is due when it may no longer wait, expires, or is flushed.
+// The same functions decide for tables, for TensorFlow variables and for variables of
+// SparseOperationKit (SOK), on the CPU and on a GPU. A gradient that may wait becomes the deferred
+// gradient of its key, or is added to it. The deferred gradient is due, which means that it must be
+// applied or sent, when it may no longer wait, when it reaches the maximum age, and in a flush.
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRAL_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRAL_H_
 
@@ -17,37 +18,42 @@ namespace slipstream {
 struct DeferralRule {
   int64_t step = 0;      // Number of the step, increasing.
   int64_t max_age = 1;   // Age in steps at which a deferred gradient is due.
-  int64_t max_rows = 0;  // Maximum number of deferred gradients.
-  // If false, no more gradients are deferred. Deferred ones leave with the next gradient of their
-  // key, or by age.
+  int64_t max_rows = 0;  // Maximum number of deferred gradients (the budget).
+  // If false, no more gradients are deferred. A deferred gradient is due at the next gradient of
+  // its key, or by age.
   bool defers = false;
   bool flushes = false;     // Whether all deferred gradients are due and no more are deferred.
   bool by_movement = true;  // Whether a gradient that may not wait counts as due by movement.
 
   SLIPSTREAM_HOST_DEVICE bool MayDefer() const { return defers && !flushes; }
+  // Returns whether a gradient that was first deferred in step `since` has the maximum age.
   SLIPSTREAM_HOST_DEVICE bool IsExpired(int64_t since) const { return step - since >= max_age; }
-  // deferred: number of deferred gradients without the new one.
+  // Returns whether another gradient may be deferred. deferred: number of gradients deferred now.
   SLIPSTREAM_HOST_DEVICE bool HasBudget(int64_t deferred) const { return deferred < max_rows; }
 };
 
-// Result for a gradient of this step, or for a deferred gradient.
+// Result for a gradient of this step, or for a deferred gradient. With the results up to
+// kOverBudget, the sum of the gradient and the deferred gradient of its key is applied or sent.
+// With kBegin and kStay it is deferred.
 enum class Decision : uint8_t {
-  kApply,  // Leaves with the deferred gradient of its key, as do all up to kOverBudget.
-  kDueByMovement,
+  kApply,          // The rule defers no gradients, or the row is not saturated.
+  kDueByMovement,  // The sum would move the row too far.
   kDueByAge,
   kFlush,
-  kOverBudget,  // Would be deferred, but the budget is used up.
-  kBegin,       // Begins to be deferred; becomes kOverBudget if the budget is used up.
-  kStay,        // Is added to the deferred gradient, which stays.
+  kOverBudget,  // Would begin to be deferred, but the budget is used up.
+  kBegin,       // Begins to be deferred; the caller replaces it by kOverBudget without budget.
+  kStay,        // Is added to the deferred gradient of its key, which stays.
 };
 
+// Returns whether a gradient is applied or sent now.
 SLIPSTREAM_HOST_DEVICE inline bool IsDue(Decision decision) {
   return decision <= Decision::kOverBudget;
 }
 
 // Decides about the gradient of a key.
 //   is_deferred, since: whether the key has a deferred gradient, and the step in which it began.
-//   may_wait: whether the sum of both is small enough, or the row is saturated.
+//   may_wait: whether the movement by the sum of both is small enough or, with by_movement = false,
+//     whether the row is saturated.
 SLIPSTREAM_HOST_DEVICE inline Decision Decide(const DeferralRule& rule, bool is_deferred,
                                               int64_t since, bool may_wait) {
   if (is_deferred && rule.IsExpired(since)) return Decision::kDueByAge;
@@ -63,7 +69,8 @@ SLIPSTREAM_HOST_DEVICE inline Decision DecideWithoutGradient(const DeferralRule&
   return rule.IsExpired(since) ? Decision::kDueByAge : Decision::kStay;
 }
 
-// Returns the counter of a decision in addition to `sent`, or null.
+// Returns the member of `counts` that counts a decision, or null for kApply. It does not return
+// `sent`, which counts all due decisions.
 SLIPSTREAM_HOST_DEVICE inline int64_t* CounterOf(Decision decision, UpdateCounts* counts) {
   switch (decision) {
     case Decision::kApply:
@@ -83,7 +90,8 @@ SLIPSTREAM_HOST_DEVICE inline int64_t* CounterOf(Decision decision, UpdateCounts
   return nullptr;
 }
 
-// Counts a decision about a gradient of this step, or about a deferred gradient.
+// Adds a decision to `counts`. has_gradient: whether it is about a gradient of this step; false for
+// a deferred gradient whose key has no gradient in this step.
 inline void Count(Decision decision, bool has_gradient, UpdateCounts* counts) {
   if (int64_t* counter = CounterOf(decision, counts)) ++*counter;
   counts->sent += IsDue(decision);

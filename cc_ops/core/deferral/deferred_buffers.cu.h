@@ -15,8 +15,9 @@ namespace slipstream {
 // Maximum number of rows and entries of a launch, together.
 constexpr int64_t kMaxDeferredRows = (int64_t{1} << 30) - 1;
 
-// Returns the bytes of device memory that each half of a step needs in addition to its results, or
-// the error of cub's size query, which needs a device. Both halves may use the same memory.
+// Stores in `bytes` the size of the device memory that each half of a step needs in addition to its
+// results. Both halves may use the same memory. Returns the error of cub's size query, which needs
+// a device.
 cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes);
 
 // Enqueue the halves of a step on `stream` and return immediately, without waiting for the device.
@@ -24,7 +25,7 @@ cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes);
 //
 //   buffers, rows       Views of device memory.
 //   workspace           DeferralWorkspaceBytes(n, buffers.capacity) bytes.
-//   indices, sums       [n] and [n, dim]; see AddDeferred.
+//   indices, sums       [n] and [n, dim], as in AddDeferred (deferred_buffers.h).
 //   due_keys, due_sums  [n + buffers.capacity] and [n + buffers.capacity, dim]; the first
 //                       counts->sent rows are written.
 //   counts              One value.

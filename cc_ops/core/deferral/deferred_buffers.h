@@ -1,9 +1,10 @@
-// Deferred gradients of a variable's rows in flat buffers, for TensorFlow and SOK variables.
+// Deferred gradients of a variable's rows in flat buffers, for variables of TensorFlow and of
+// SparseOperationKit (SOK).
 //
 // A step has two halves, between which the caller decides which sums may wait:
 //
 //   AddDeferred           gradients + deferred gradients -> sums
-//   FindDue, KeepOthers   sums that are due leave, the others stay in the buffers
+//   FindDue, KeepOthers   return the sums that are due, and store the others in the buffers
 //
 // The buffers are tensors that the caller owns, so that a checkpoint can save them. The same steps
 // run on a GPU (deferred_buffers.cu.h).
@@ -21,7 +22,7 @@
 
 namespace slipstream {
 
-// A view of the caller's buffers. Entry p is the deferred gradient of keys[p].
+// A view of the caller's buffers. Entry p, in [0, capacity), is the deferred gradient of keys[p].
 struct DeferredBuffers {
   // Key of a free entry. A gradient with this key is never deferred.
   static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
@@ -39,49 +40,52 @@ struct StepRows {
   int64_t n;
   const int64_t* indices;  // [n], as written by AddDeferred.
   const float* sums;       // [n, dim], as written by AddDeferred.
-  const bool* may_wait;    // [n]; used if the rule defers by movement.
-  KeySetView saturated;    // Rows that may wait; used otherwise.
+  const bool* may_wait;    // [n]; used only with DeferralRule::by_movement.
+  KeySetView saturated;    // Keys whose sums may wait; used only without by_movement.
 };
 
+// Counts of one step.
 struct StepCounts : UpdateCounts {
-  int64_t num_deferred = 0;  // After the step.
+  int64_t num_deferred = 0;  // Number of deferred gradients after the step.
 };
 
 // First half of a step: adds the deferred gradients to the gradients.
 //
 //   keys       [n], without repeats.
 //   gradients  [n, dim].
-//   indices    [n]: index of the key's deferred gradient, or -1.
+//   indices    [n]: entry of the key's deferred gradient in the buffers, or -1.
 //   sums       [n, dim]: gradient plus deferred gradient.
 //
 // Returns InvalidArgument if a key is repeated.
 Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const float* gradients,
                    int64_t n, int64_t* indices, float* sums);
 
-// The changes of the second half, computed before the first change.
+// The changes of the second half, computed before any of them is made.
 struct StepPlan {
   std::vector<Decision> decisions;  // [n]
-  std::vector<uint8_t> is_freed;    // [capacity]
-  std::vector<int64_t> targets;     // [n]; the entry at which a row's sum stays, or -1.
+  std::vector<uint8_t> is_freed;    // [capacity]; whether the sum of an entry leaves the buffers.
+  std::vector<int64_t> targets;     // [n]; the entry that stores the sum of a row, or -1 if due.
   std::vector<int64_t> due_keys;    // Ascending, without repeats.
   std::vector<float> due_sums;      // [due, dim]
   StepCounts counts;
 };
 
-// Second half: removes the sums that are due and keeps the others. New sums take free entries in
-// ascending order, in the order of their keys. FindDue only plans, and returns InvalidArgument if
-// an entry does not belong to its key. KeepOthers allocates no memory.
+// Second half: removes the sums that are due and stores the others. New sums take free entries in
+// ascending order, in the order of `rows`. FindDue only fills `plan`, and returns InvalidArgument
+// if `rows.indices` has an entry of another key. KeepOthers makes the planned changes and allocates
+// no memory.
 Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                StepPlan* plan);
 void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                 const StepPlan& plan);
 
-// Exports deferred gradients, oldest first, then by key. step: the last step.
+// Exports deferred gradients, oldest first, then by key. step: number of the last step, from which
+// ages are counted; `ranks` of the result stays empty.
 DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step);
 
-// Replaces all deferred gradients by contents in any order. Returns InvalidArgument, without
-// changes, in the cases of CheckDeferred, if the buffers are too small, and if a key is repeated or
-// is kFree.
+// Replaces all deferred gradients by contents in any order. step: as in ExportDeferred. Returns
+// InvalidArgument, without changes, in the cases of CheckDeferred, if the buffers are too small,
+// and if a key is repeated or is kFree.
 Status ImportDeferred(const DeferredContents& contents, int64_t step,
                       const DeferredBuffers& buffers);
 

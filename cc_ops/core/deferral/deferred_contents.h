@@ -15,10 +15,11 @@ struct DeferredContents {
 
   std::vector<int64_t> keys;   // [n]
   std::vector<int64_t> ages;   // [n]; steps since the sum began.
-  std::vector<int32_t> ranks;  // [n]; simulated ranks, for tables only.
+  std::vector<int32_t> ranks;  // [n] for tables: the simulated rank of each sum; else empty.
   std::vector<float> sums;     // [n, dim]
 
   int64_t size() const { return static_cast<int64_t>(keys.size()); }
+  // Appends a deferred gradient, except its rank. sum: [dim].
   void Add(int64_t key, int64_t age, const float* sum, int64_t dim) {
     keys.push_back(key);
     ages.push_back(age);

@@ -1,7 +1,7 @@
-// The deferred gradients of one shard: one sum per key, ordered by age.
+// The deferred gradients of one shard of a table: one sum of gradients per key, ordered by age.
 //
-// A sum has an index until it is removed. Removed indices and their memory are reused. The order by
-// age makes the scan for expired sums proportional to their number.
+// A sum is addressed by an index, which it keeps until it is removed. Then the index and its memory
+// are reused. The order by age makes the scan for expired sums proportional to their number.
 #ifndef SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_GRADIENTS_H_
 #define SLIPSTREAM_CC_OPS_CORE_DEFERRAL_DEFERRED_GRADIENTS_H_
 
@@ -25,7 +25,7 @@ class DeferredGradients {
   int64_t size() const { return index_of_.size(); }
   int64_t bytes() const;
 
-  // Returns the index of a key's gradient, or kNone. `hash` must be KeyedHash(key).
+  // Returns the index of the sum of a key, or kNone. `hash` must be KeyedHash(key).
   uint32_t Find(int64_t key, uint64_t hash) const {
     const HashIndex::Entry* entry = index_of_.Find(key, hash);
     return entry == nullptr ? kNone : entry->index;
@@ -40,7 +40,7 @@ class DeferredGradients {
   }
   // Prefetches the memory that Find reads.
   SLIPSTREAM_PREFETCHES void PrefetchFind(uint64_t hash) const { index_of_.Prefetch(hash); }
-  // Prefetches the memory of a gradient.
+  // Prefetches the sum with this index.
   SLIPSTREAM_PREFETCHES void Prefetch(uint32_t index) const {
     constexpr int64_t kCacheLine = 16;
     __builtin_prefetch(&since_[index], 1);
@@ -49,19 +49,21 @@ class DeferredGradients {
     for (int64_t j = 0; j < dim_; j += kCacheLine) __builtin_prefetch(sum + j, 1);
   }
 
-  // Adds an absent key as the youngest one, with undefined values, and returns its index. Note:
-  // invalidates pointers returned by Sum. Throws std::bad_alloc (strong exception guarantee).
+  // Adds a sum with undefined values for an absent key, as the youngest sum, and returns its index.
+  // step: number of the update, at least that of all earlier sums. Note: invalidates pointers
+  // returned by Sum. Throws std::bad_alloc (strong exception guarantee).
   uint32_t Insert(int64_t key, int64_t step);
 
   void Remove(uint32_t index);
   void Clear();
 
+  // Returns the values of a sum: [dim].
   float* Sum(uint32_t index) { return sums_.data() + static_cast<int64_t>(index) * dim_; }
   int64_t key(uint32_t index) const { return nodes_[index].key; }
   // The update in which the sum began.
   int64_t since(uint32_t index) const { return since_[index]; }
 
-  // Iterate from the oldest to the youngest gradient; kNone after the last.
+  // Return the index of the oldest sum, and of the sum that is next in age; kNone after the last.
   uint32_t oldest() const { return first_ < by_age_.size() ? by_age_[first_] : kNone; }
   uint32_t next(uint32_t index) const {
     const size_t i = InUseFrom(nodes_[index].order + 1);

@@ -20,7 +20,7 @@ struct BufferPart {
   int64_t rows;
 };
 
-// Calls fn for every part of a valid buffer.
+// Calls fn(part) for every part of a valid buffer (CheckSendBuffer), by rank, then by table.
 template <class Fn>
 void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer, Fn fn) {
   const int64_t *keys = buffer.keys, *rows = buffer.sizes;
@@ -32,12 +32,16 @@ void ForEachPart(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
   }
 }
 
-// Calls use(i, row) for each key of a part, where row is a FoundRow with the row and the index that
-// find(i, &index) returns. It calls find for later keys first and prefetches their rows, so that a
-// row is in the cache when it is used.
+// Finds the row of each key of a part, and calls use(i, found) for the keys in order.
+//
+//   find(i, &index)  Returns the StoredRow of key i, or null, and sets its index within the shard.
+//   use(i, found)    Receives both results as a FoundRow.
+//
+// `find` runs some keys ahead of `use` and the found rows are prefetched, so that a row is in the
+// cache when it is used.
 template <class Find, class Use>
 void FindAhead(const BufferPart& part, Find find, Use use) {
-  // Prefetch the index line of a key first, then its row.
+  // Prefetch the line of the hash index of a key first, then its row.
   constexpr int64_t kKeysAhead = 16, kRowsAhead = 8;
   RowStore& rows = part.table->rows();
   const int64_t row_bytes = rows.layout().bytes();

@@ -10,10 +10,14 @@
 
 namespace slipstream {
 
-// Adds up the rows of each key and table in their order, and writes the sums by owner, table and
-// key. rows: from any parts. row_floats: [tables], floats per row. ranks: number of owners; 1 for a
-// single owner of all keys. Returns InvalidArgument if sizes, keys and values do not match. May
-// throw std::bad_alloc.
+// Adds up the rows of each key of a table in the order of `rows`, and writes the sums to `merged`,
+// ordered by owner (OwnerOf), then by table, then by ascending key.
+//
+//   rows        Rows in any number of parts (`rows.ranks`); a key may occur in multiple parts.
+//   row_floats  [tables]; floats per row.
+//   ranks       Number of owners. With 1, all keys have one owner.
+//
+// Returns InvalidArgument if sizes, keys and values do not match. May throw std::bad_alloc.
 Status MergeRows(const SendBufferView& rows, const std::vector<int64_t>& row_floats, int ranks,
                  SendBuffer* merged);
 

@@ -23,8 +23,9 @@ class MessageWriter {
   // stochastically.
   MessageWriter(std::vector<int64_t> row_floats, RowDtype dtype);
 
-  // Returns InvalidArgument, with the index, if sizes, keys and values do not match. The buffer
-  // must stay valid until Write.
+  // Sets the contents of the messages, one per rank of `buffer`, and chooses their lengths with
+  // `lengths`. Returns InvalidArgument, with the index, if sizes, keys and values do not match. The
+  // buffer must stay valid until Write.
   Status Take(const SendBufferView& buffer, SteadyLengths* lengths);
   const std::vector<int64_t>& lengths() const { return lengths_; }  // [ranks], bytes.
   // Writes all messages. `bytes` must have the sum of all lengths.
@@ -40,13 +41,16 @@ class MessageWriter {
 // Reads messages that are stored one after the other.
 class MessageReader {
  public:
+  // row_floats: as for the MessageWriter.
   explicit MessageReader(std::vector<int64_t> row_floats);
 
-  // Returns InvalidArgument, with the number of the message, unless there are `ranks` valid
-  // messages.
+  // Sets the messages to read, which must stay valid until Read. Returns InvalidArgument, with the
+  // number of the message, unless there are `ranks` valid messages.
   Status Take(const uint8_t* bytes, int64_t num_bytes, int ranks);
   int64_t num_keys() const { return num_keys_; }
   int64_t num_values() const { return num_values_; }
+  // Writes the contents of all messages. sizes: [ranks, tables]. keys: [num_keys()]. values:
+  // [num_values()].
   void Read(int64_t* sizes, int64_t* keys, float* values) const;
 
  private:

@@ -11,10 +11,10 @@
 
 namespace slipstream {
 
-// Options of PullRows, which reads rows in the order of their keys.
 struct PullOptions {
-  // If true, missing rows are created and each key counts one access. If false, missing rows have
-  // their initial values.
+  // If true, the call is a lookup of the tables: missing rows are created, unless their key is too
+  // rare for a row, and each key counts one access. If false, missing rows have their initial
+  // values.
   bool create_missing = false;
   int64_t most_rank_bytes = kMostMessageBytes;  // Maximum bytes of rows per rank.
   RowFormat format;
@@ -25,8 +25,12 @@ struct PulledRows {
   std::vector<int32_t> lengths;    // [ranks]; bytes of each message.
   std::vector<int64_t> row_bytes;  // [ranks]; bytes of the rows in each message.
 };
-// Returns ResourceExhausted if a bounded table cannot hold the rows, or if the rows are too many
-// bytes. Takes the mutexes of the tables.
+// Reads the rows of the requested keys and encodes one message for each rank. requests: the keys by
+// the rank that requests them. lengths: chooses the lengths of the messages.
+//
+// Returns InvalidArgument if the sizes and keys of the requests do not match, the errors of
+// RowStore::BringIn, and ResourceExhausted if a bounded table cannot hold the rows, or if the rows
+// for a rank exceed `most_rank_bytes`. Takes the mutexes of the tables.
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
                 const PullOptions& options, SteadyLengths* lengths, PulledRows* pulled);
 

@@ -4,8 +4,9 @@
 //   PullRows       requested keys -> messages with rows (on the owners)
 //   LookUpPulled   messages, plan -> pooled vectors
 //
-// In training, the rows become replicas in local tables. Their slots bound the distance by which a
-// gradient would move the original row, so that gradients can be deferred without the owner.
+// In training, the rows are stored as replicas in tables of this rank. From the slots of a replica
+// follows an upper bound of the distance by which a gradient would move the row of the owner. This
+// rank can therefore decide to defer a gradient without asking the owner.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_LOOKUP_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_LOOKUP_H_
 
@@ -30,16 +31,16 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
 
 // Messages of all ranks for a lookup that RouteKeys planned.
 struct PulledMessages {
-  SendBufferView keys;  // As requested.
-  const uint8_t* bytes = nullptr;
+  SendBufferView keys;             // `requests` of RouteKeys.
+  const uint8_t* bytes = nullptr;  // Messages of PullRows, by rank.
   int64_t num_bytes = 0;
 };
 // Pools the rows of every feature and example into `outputs`, like LookupForTraining, with the plan
 // in `workspace`.
 //
-// training: counts accesses and stores the rows as replicas. Without slots in the messages, slots
-// are 0, for which movement is never underestimated. If false, no row is stored, and no update may
-// follow.
+// training: whether accesses are counted and the rows are stored as replicas. Without a summary of
+// the slots in the messages, slots are 0, for which movement is never underestimated. If false, no
+// row is stored, and no update may follow.
 //
 // Returns InvalidArgument if the messages do not contain the rows of the keys, if a value is not
 // finite, or if the plan has other keys or another layout. Returns ResourceExhausted if the

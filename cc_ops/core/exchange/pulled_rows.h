@@ -1,12 +1,12 @@
 // Encoding of rows of sharded tables in messages from their owners.
 //
 // A message contains RowsHead, then the rows of each table, then zeros up to its length. The rows
-// of a table are a bit per row, followed by the rows with a set bit. A row without the bit equals a
-// new row, which the receiver computes from the key.
+// of a table are encoded as one bit per row, followed by the rows with a set bit. A row without a
+// set bit equals a new row, which the receiver computes from the key.
 //
-// An encoded row has the upper half of UpdateRule::SlotSummary, if slots are sent and the rule has
-// slots, and the values (EncodeRows). The summary is rounded down, so that movement is never
-// underestimated.
+// An encoded row contains the upper 16 bits of the float UpdateRule::SlotSummary, if the summary is
+// sent and the rule has slots, and then the values (EncodeRows). The summary is rounded down, so
+// that movement is never underestimated.
 #ifndef SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_EXCHANGE_PULLED_ROWS_H_
 
@@ -28,15 +28,15 @@ struct RowFormat {
 
 struct RowsHead {
   int64_t length;  // Bytes of the message including the head.
-  int64_t bytes;   // Bytes of the rows.
-  int64_t dtype;
+  int64_t bytes;   // Bytes of the rows, without head and padding.
+  int64_t dtype;   // RowFormat::dtype.
   int64_t with_summary;
 };
 
 // Appends a message: writes the head, lets the caller append rows, then pads.
 class RowMessage {
  public:
-  // Appends to `bytes`.
+  // Appends the head to `bytes`.
   RowMessage(RowFormat format, std::vector<uint8_t>* bytes);
   // Bytes of the rows so far.
   int64_t row_bytes() const;
@@ -64,11 +64,12 @@ Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks,
 // Appends the rows of one rank and table.
 class RowPacker {
  public:
-  // Appends to `bytes`.
+  // Appends to `bytes`. rows: number of following calls of Add.
   RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,
             std::vector<uint8_t>* bytes);
 
-  // Adds the next row. Null means that the key has no row, i.e. a new one.
+  // Adds the row of the next key. stored: null if the key has no row; the receiver then computes a
+  // new row.
   void Add(int64_t key, const StoredRow* stored);
 
  private:
@@ -83,9 +84,11 @@ class RowPacker {
 // Reads the rows of one rank and table from a view that passed CheckPulledRows.
 class RowUnpacker {
  public:
+  // bytes: start of the encoded rows of this rank and table. rows: their number.
   RowUnpacker(const EmbeddingTable& table, RowFormat format, int64_t rows, const uint8_t* bytes);
 
-  // Writes the next row, with slots made from the summary, or 0 without a summary.
+  // Writes the row of the next key to `stored`. Its slots are computed from the summary
+  // (UpdateRule::FillSlots), or are 0 without a summary.
   void Next(int64_t key, StoredRow* stored);
   // Returns the end of the bytes after the last row.
   const uint8_t* End() const { return bytes_; }
@@ -100,8 +103,8 @@ class RowUnpacker {
   std::vector<float> copy_;  // Decoded row, if rows are not stored as floats.
 };
 
-// Returns InvalidArgument if `rows` ([ranks]) does not match the sizes of each rank and table, or
-// if a value is not finite.
+// Returns InvalidArgument if the bytes of `rows` ([ranks]) do not match the sizes of each rank and
+// table in `buffer`, or if a value is not finite.
 Status CheckPulledRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<RowsView>& rows);
 

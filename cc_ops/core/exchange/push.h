@@ -31,9 +31,10 @@
 namespace slipstream {
 
 struct CollectOptions {
-  LearningRates learning_rate;  // Used to decide how far a sum would move its row.
-  int ranks = 1;
-  // Whether the collection counts as an update of the tables, whose rows are applied elsewhere.
+  LearningRates learning_rate;  // Used to compute how far a sum would move its row.
+  int ranks = 1;                // Number of owners of keys; with 1, all rows go to all ranks.
+  // Whether the collection counts as an update of the tables. Set it for tables of replicas, whose
+  // gradients are applied to the tables of the owners.
   bool advance_step = false;
   // Whether gradients that are not finite are allowed. The call then collects as if all gradients
   // were 0, removes due deferred gradients from the tables, and sets all values to NaN.
@@ -64,9 +65,10 @@ struct ApplyOptions {
   bool create_missing = true;
 };
 
-// Applies gradient rows: adds the rows of a key in their order and applies the sum once, in one
-// update of every table. Returns InvalidArgument if sizes, keys and values do not match, or if a
-// value or scale is not finite; no row is changed then. Takes the mutexes of the tables.
+// Applies the gradient rows of all ranks. The call is one update of every table. It adds the rows
+// of a key in the order of the buffer and applies the sum once. Returns InvalidArgument if sizes,
+// keys and values do not match, or if a value or scale is not finite; no row is changed then. Takes
+// the mutexes of the tables.
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                  const ApplyOptions& options, const Parallel& parallel);
 

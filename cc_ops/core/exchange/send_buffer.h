@@ -14,21 +14,24 @@
 
 namespace slipstream {
 
-// Returns the rank that owns a key of a sharded table. Independent of the shard within a table.
+// Returns the rank, in [0, ranks), that owns a key of a sharded table. The rank does not depend on
+// ShardOf(key), so that the keys of a rank are spread over all shards of its table.
 inline int OwnerOf(int64_t key, int ranks) {
   if (ranks == 1) return 0;
   return static_cast<int>(Mix64(HashKey(key)) % static_cast<uint64_t>(ranks));
 }
 
+// Keys with rows of values, by rank, then by table. The part of a rank and table is contiguous.
 struct SendBuffer {
   int ranks = 1;
-  std::vector<int64_t> sizes;  // [ranks, tables]; number of rows.
+  std::vector<int64_t> sizes;  // [ranks, tables]; number of keys of each part.
   std::vector<int64_t> keys;   // [n]
-  std::vector<float> values;   // Concatenated rows; the width of a row depends on its table.
+  std::vector<float> values;   // Rows in the order of keys, each with the dim of its table.
   std::vector<float> squares;  // [ranks, tables]; sum of squares of the collected values.
 };
 
-// View of the caller's memory with the same contents.
+// View of the caller's memory with the contents of a SendBuffer, except squares. `values` is null
+// for keys without values.
 struct SendBufferView {
   int ranks = 1;
   const int64_t* sizes = nullptr;
@@ -42,7 +45,7 @@ struct SendBufferView {
 // [tables], floats per row; 0 for keys without values.
 Status CheckSendBuffer(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                        const std::vector<int64_t>& row_floats);
-// Same without tables. name_of(index) returns the name of a table for errors.
+// Same without tables. name_of(t) returns the name of table number t for errors.
 Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>& row_floats,
                        const std::function<std::string(size_t)>& name_of);
 
@@ -58,9 +61,10 @@ struct SendTarget {
 // null, the memory of the SendBuffer is used.
 using ReserveRows = std::function<Status(int64_t rows, int64_t values, SendTarget* target)>;
 
-// Writes rows that multiple tasks collect to their owners' parts of a buffer, in the order of the
-// tasks. Call Expect for all tasks, then Reserve. The following calls allocate no memory, because
-// collected rows exist nowhere else and must not be lost.
+// Collects rows of multiple tasks, and writes them to the parts of their owners in a buffer, in the
+// order of the tasks. Call Expect for all tasks, then Reserve, then add rows to Collected, then
+// Pack. After Reserve no memory is allocated, because collected rows exist nowhere else and must
+// not be lost.
 class SendBufferWriter {
  public:
   // With ranks = 1 all rows are for all ranks.
@@ -69,11 +73,13 @@ class SendBufferWriter {
 
   // Announces the maximum number of rows of a table that a task collects.
   void Expect(int task, size_t table, int64_t rows);
+  // Allocates memory for the expected rows. Returns the errors of `reserve`. Throws std::bad_alloc.
   Status Reserve(const ReserveRows& reserve);
-  // Returns the rows of a table that a task collects.
+  // Returns the destination for the rows of a table that a task collects.
   CollectedRows* Collected(int task, size_t table) { return &tasks_[task].rows[table]; }
+  // Writes the collected rows, their numbers and their squares to the buffer.
   void Pack(const Parallel& parallel);
-  // Overwrites all packed values.
+  // Overwrites all packed values with `value`.
   void Fill(float value);
 
  private:

@@ -18,16 +18,16 @@ constexpr int64_t kMostMessageBytes = int64_t{1} << 30;
 // Keeps the last length for each rank.
 class SteadyLengths {
  public:
-  // Returns the length in bytes (a multiple of 8) of the next message to `rank` with a payload of
-  // `bytes`. The last length is reused if the payload fits, until the payload has left a quarter of
-  // it unused for many messages.
+  // Returns the length in bytes (a multiple of 8, at least 1024) of the next message to `rank` with
+  // a payload of `bytes`. The last length is reused if the payload fits. After more than 64
+  // consecutive messages that leave over a quarter of it unused, a shorter length is chosen.
   int64_t Of(size_t rank, int64_t bytes);
 
  private:
   struct Length {
-    int64_t bytes = 0;
-    int too_long = 0;  // Consecutive messages that left a quarter unused.
-    int64_t most = 0;  // Largest payload of these messages.
+    int64_t bytes = 0;  // Length of the last message; 0 before the first.
+    int too_long = 0;   // Number of consecutive messages that left over a quarter unused.
+    int64_t most = 0;   // Largest payload of these messages.
   };
   std::vector<Length> lengths_;
 };

@@ -1,9 +1,9 @@
 // Finds the most accessed among any number of keys in a fixed amount of memory.
 //
 // The structure is an AccessSketch in which each counter also stores one key, its owner. A key
-// becomes the owner of a counter when its estimate is higher than that of the present owner. The
-// owners are the candidates for the most accessed keys. A key is lost as a candidate only if other
-// keys own all of its counters.
+// becomes the owner of a counter when its estimate is higher than the estimate of the present
+// owner. The owners are the candidates for the most accessed keys. A key is lost as a candidate
+// only if other keys own all of its counters.
 //
 // With n accesses and w counters per sketch row, a counter receives about n / w accesses of other
 // keys. A key that is accessed more often than that, and is the r-th hottest, is lost with a
@@ -21,8 +21,8 @@ namespace slipstream {
 
 // A view of arrays that the caller owns.
 struct HotKeySketch {
-  // The owner of a counter without an owner. If a batch contains this number as a key, its accesses
-  // are counted, but it never becomes an owner.
+  // Marks a counter without an owner. If a batch contains this number as a key, its accesses are
+  // counted, but it never becomes an owner.
   static constexpr int64_t kNobody = std::numeric_limits<int64_t>::min();
   // Maximum number of keys in a batch.
   static constexpr int64_t kMaxBatch = (int64_t{1} << 32) - 1;

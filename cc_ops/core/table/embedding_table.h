@@ -33,13 +33,14 @@ class EmbeddingTable {
   EmbeddingTable& operator=(const EmbeddingTable&) = delete;
 
   const TableOptions& options() const { return options_; }
-  int64_t dim() const { return options_.dim; }
+  int64_t dim() const { return options_.dim; }  // Values per row.
   // Opens the files of a table that spills to disk. Call it once, before all other functions.
   // Returns InvalidArgument if no file can be created in the folder.
   Status Open();
 
   int64_t slots_per_row() const { return rows_.layout().slots; }
   std::shared_mutex& mutex() const { return mutex_; }
+  // Allocated bytes of memory for rows, indexes, flags and deferred gradients.
   int64_t bytes() const;
 
   RowStore& rows() { return rows_; }
@@ -55,24 +56,30 @@ class EmbeddingTable {
     return policy.IsActive() && policy.Samples(shard);
   }
 
-  // Returns InvalidArgument if the weight decay at this rate would leave nothing of the rows.
+  // Returns InvalidArgument if all rows decay and learning_rate * weight decay is 1 or more,
+  // because the decay would set the rows to 0.
   Status CheckRate(float learning_rate) const;
   // Begins the next update with a rate that passed CheckRate, and decays all rows if configured.
+  // Returns the factors of the update.
   StepRates BeginUpdate(float learning_rate);
 
   // Begins the lookup of a batch and removes expired rows.
   void BeginLookup();
 
-  // Sets the flags of rows; see RowFlags::Set. Rows that are created may evict others from a
-  // bounded table. Returns InvalidArgument for unknown flag bits and ResourceExhausted if the keys
-  // do not fit in the capacity; the table is unchanged then. A table that spills also returns the
-  // errors of RowStore::BringIn; no flag is changed then.
+  // Replaces the flags of all rows: rows of the keys [n] get `flags` [n] (RowFlag bits), other rows
+  // get none. With `create_missing`, keys with a flag and without a row get a row, which may evict
+  // other rows from a bounded table.
+  //
+  // Returns InvalidArgument for unknown flag bits and ResourceExhausted if the keys do not fit in
+  // the capacity; the table is unchanged then. A table that spills also returns the errors of
+  // RowStore::BringIn; no flag is changed then.
   Status SetFlags(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
                   bool create_missing = false);
 
-  // Removes the least valuable rows for `incoming` new keys, none of `pinned` (sorted); see
-  // RowStore::KeysToEvict. Pinned and incoming keys together must fit in the capacity. Throws
-  // std::bad_alloc (strong exception guarantee).
+  // Removes the least valuable rows of a bounded table, so that `incoming` new keys fit. Rows of
+  // `pinned` keys (ascending) stay. Pinned and incoming keys together must fit in the capacity. See
+  // RowStore::KeysToEvict for the choice of rows. Throws std::bad_alloc (strong exception
+  // guarantee).
   void Evict(int64_t incoming, const std::vector<int64_t>& pinned);
 
   // Replaces the values of rows. keys: [n]. rows: [n, dim]. An absent key gets a row without
@@ -90,14 +97,16 @@ class EmbeddingTable {
   // removed rows. Throws std::bad_alloc (strong exception guarantee).
   int64_t Remove(const int64_t* keys, int64_t n);
 
-  // Exports all rows. An error of reading from disk is stored in `status`; the contents are
-  // incomplete then.
+  // Exports all rows. An error of reading from disk is stored in `status` if it is not null; the
+  // contents are incomplete then.
   TableContents Export(Status* status = nullptr) const;
-  // Replaces all rows; see RowStore::Import. Drops flags and deferred gradients.
+  // Replaces all rows and the numbers of steps, and drops flags and deferred gradients. Returns the
+  // errors of RowStore::Import; flags and deferred gradients are unchanged then.
   Status Import(const TableContents& contents);
 
  private:
-  // Removes existing rows. Keeps deferred gradients that still have to be exchanged.
+  // Removes existing rows that expired or are evicted, with their flags and deferred gradients.
+  // Keeps deferred gradients that still have to be exchanged.
   void Leave(const std::vector<int64_t>& keys);
   // Clears the flags of rows that are about to be removed.
   void ForgetFlags(const std::vector<int64_t>& keys) noexcept;

@@ -11,7 +11,8 @@
 
 namespace slipstream {
 
-// Whether `keys` more keys could exceed the capacity, if all are distinct and new.
+// Returns whether `keys` more keys would exceed the capacity of a bounded table if all of them were
+// distinct and new.
 inline bool MayOverflow(const EmbeddingTable& table, int64_t keys) {
   const int64_t capacity = table.options().capacity;
   return capacity > 0 && table.rows().size() + keys > capacity;
@@ -20,12 +21,15 @@ inline bool MayOverflow(const EmbeddingTable& table, int64_t keys) {
 struct WantedKeys {
   EmbeddingTable* table;      // Must be bounded.
   std::vector<int64_t> keys;  // Keys that need rows at the same time; may repeat.
-  bool is_access = false;     // Whether rare keys get no row.
+  // Whether the keys are accessed in a lookup, in which keys that are too rare for admission need
+  // no row.
+  bool is_access = false;
 };
 
-// Evicts as many rows as the wanted keys need, but no wanted key. `who` starts the error message,
-// for example "a batch needs". Returns ResourceExhausted if a table cannot hold its keys; no table
-// is changed then. The caller holds the mutexes of the tables.
+// Evicts rows of each table so that all of its wanted keys fit in the capacity. Rows of wanted keys
+// stay. who: start of the error message, for example "a batch needs". Returns ResourceExhausted if
+// the wanted keys of a table exceed its capacity; no table is changed then. The caller holds the
+// mutexes of the tables exclusively.
 Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who);
 
 }  // namespace slipstream

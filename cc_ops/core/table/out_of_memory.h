@@ -11,8 +11,9 @@
 namespace slipstream {
 
 // Returns ResourceExhausted that names the table that could not grow, with its rows and bytes. If
-// the failure has no table, it names the largest tables. Call it in the handler of std::bad_alloc
-// while holding the mutexes of the tables. doing: the action, for example "looking up a batch".
+// the exception is not a TableOutOfMemory, it names the largest of `tables`. Call it in the handler
+// of std::bad_alloc, because it rethrows the exception to examine it, while holding the mutexes of
+// the tables. doing: the action, for example "looking up a batch".
 Status OutOfMemory(const std::string& doing, const std::vector<EmbeddingTable*>& tables);
 
 }  // namespace slipstream

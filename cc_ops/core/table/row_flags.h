@@ -24,8 +24,9 @@ constexpr uint8_t kAllFlags = kSaturated;
 // The flags of the rows of one shard.
 class ShardFlags {
  public:
+  // Returns the RowFlag bits of the row with this index within the shard.
   uint8_t Of(uint32_t index) const { return index < flags_.size() ? flags_[index] : 0; }
-  // Returns false if no row of the shard has a flag.
+  // Returns false only if no row of the shard has a flag. True does not mean that one has.
   bool any() const { return !flags_.empty(); }
   SLIPSTREAM_PREFETCHES void Prefetch(uint32_t index) const {
     if (index < flags_.size()) __builtin_prefetch(&flags_[index], 1);
@@ -33,7 +34,8 @@ class ShardFlags {
 
  private:
   friend class RowFlags;
-  // Makes room for `index` among `rows` rows. Throws std::bad_alloc (strong exception guarantee).
+  // Makes room for the flags of `index`. rows: number of rows of the shard, for the size of the
+  // allocation. Throws std::bad_alloc (strong exception guarantee).
   void Reserve(uint32_t index, int64_t rows);
 
   std::vector<uint8_t> flags_;  // By index. Rows beyond the end have no flags.
@@ -51,14 +53,15 @@ class RowFlags {
   // Replaces all flags. keys: [n]. flags: [n], RowFlag bits. Keys without a row are ignored, unless
   // `create_missing` is set; then a key with a flag gets a row.
   //
-  // The call compares with the previous list, which is fast if most flags are unchanged, the keys
-  // ascend, all previous keys had rows, and no row was removed since. Otherwise it sets all flags.
+  // If the keys of the previous call ascended and all had rows, no row was removed since, and
+  // neither call creates rows, this call sets only the flags that differ from the previous call,
+  // which is faster. Otherwise it sets all flags.
   //
   // EmbeddingTable::SetFlags validates untrusted input. Throws std::bad_alloc; no flag is changed
   // then, but a part of the missing rows may have been created.
   void Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
            bool create_missing, RowStore* rows);
-  // Clears the flags of a row that is removed.
+  // Clears the flags of a row that is removed. index: number of the row within its shard.
   void Clear(int64_t key, uint32_t index) noexcept;
   // Clears all flags because all rows are replaced.
   void Clear() noexcept;

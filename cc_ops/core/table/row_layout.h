@@ -29,16 +29,16 @@ struct RowLayout {
   RowDtype slot_dtype = RowDtype::kFloat32;  // float32 or bfloat16, because sums need its range.
   int64_t dim = 0;
   int64_t slots = 0;
-  uint64_t seed = 0;  // Makes the rounding of tables independent.
+  uint64_t seed = 0;  // Seed of the random numbers, so that tables round independently.
 
   bool is_floats() const { return dtype == RowDtype::kFloat32 && slot_dtype == RowDtype::kFloat32; }
-  // Whether the first `dim` slots lend bits to the values.
+  // Whether the first `dim` slots lend their lowest 8 bits to the values (see the top of the file).
   bool lends() const {
     return dtype != RowDtype::kFloat32 && slot_dtype == RowDtype::kFloat32 && slots >= dim;
   }
   int64_t value_bytes() const { return EncodedBytes(dtype, dim); }
   int64_t slot_bytes() const { return EncodedBytes(slot_dtype, slots); }
-  // Rounded up to a multiple of 16, so that rows share cache lines where their size allows it.
+  // Bytes of a row, rounded up to a multiple of 16, so that rows cross few cache lines.
   int64_t bytes() const { return (value_bytes() + slot_bytes() + 15) / 16 * 16; }
   // Number of floats in a decoded row.
   int64_t floats() const { return dim + slots; }
@@ -47,29 +47,32 @@ struct RowLayout {
   static float* Floats(StoredRow* row) { return reinterpret_cast<float*>(row); }
   static const float* Floats(const StoredRow* row) { return reinterpret_cast<const float*>(row); }
 
-  // Decodes all bits of a row, for updates and checkpoints. values: [dim]. slots: [slots].
+  // Decodes a row for updates and checkpoints: values ([dim]) with borrowed bits, and slots
+  // ([slots]).
   void Read(const StoredRow* stored, float* values, float* slots) const;
-  // Decodes the values as lookups see them. values: [dim].
+  // Decodes the values for lookups, without borrowed bits. values: [dim].
   void ReadValues(const StoredRow* stored, float* values) const;
   // Decodes the slots. slots: [slots].
   void ReadSlots(const StoredRow* stored, float* slots) const;
-  // Writes a decoded row with stochastic rounding. rounding: StepRates::rounding of the update.
+  // Writes a decoded row ([floats()]) with stochastic rounding. key: of the row. rounding:
+  // StepRates::rounding of the update.
   void Write(const float* row, int64_t key, uint64_t rounding, StoredRow* stored) const;
-  // Write values or slots from outside an update, rounded to nearest.
+  // Write values ([dim]) or slots ([slots]) that are not the result of an update, for example from
+  // a checkpoint. They are rounded to nearest.
   void WriteValues(const float* values, StoredRow* stored) const;
   void WriteSlots(const float* slots, StoredRow* stored) const;
   // Round values ([dim]) or slots ([slots]) to what is read after they were written.
   void Round(float* values) const;
   void RoundSlots(float* values) const;
 
-  // Returns the row as floats to be changed: the row itself, or a decoded copy in `copy`
-  // ([floats()]).
+  // Returns the row as floats ([floats()]) that the caller may change: the row itself if it is
+  // stored as floats, else a decoded copy in `copy` ([floats()]). Call Close afterwards.
   float* Open(StoredRow* stored, float* copy) const {
     if (is_floats()) return Floats(stored);
     Read(stored, copy, copy + dim);
     return copy;
   }
-  // Writes a row back that Open returned.
+  // Stores a row that Open returned. key, rounding: as in Write.
   void Close(const float* opened, int64_t key, uint64_t rounding, StoredRow* stored) const {
     if (!is_floats()) Write(opened, key, rounding, stored);
   }

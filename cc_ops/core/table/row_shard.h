@@ -21,8 +21,9 @@ struct RowShard {
       : index(index_memory, number), arena(stride, memory) {}
   HashIndex index;
   RowArena arena;
-  std::vector<int64_t> last_used;  // By index; empty unless RowStore::tracks_use.
-  std::vector<uint8_t> changed;    // By index; used while RowStore tracks changes.
+  std::vector<int64_t> last_used;  // Last access by index; empty unless RowStore::tracks_use.
+  // Whether a row changed, by index; used while RowStore tracks changes (TakeChanges).
+  std::vector<uint8_t> changed;
 
   // Prefetches the members that a lookup reads first.
   SLIPSTREAM_PREFETCHES void Prefetch() const {

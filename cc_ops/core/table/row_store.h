@@ -3,9 +3,9 @@
 // # Layout
 //
 // A table is divided into `kNumShards` (64) shards by `ShardOf(key)`. Each shard (`RowShard`) has a
-// hash index and an arena. The index maps a key to an entry (key, index, access count). The index
-// number addresses a row in the arena. A row contains the values, then the optimizer slots, encoded
-// as `RowLayout` describes.
+// hash index and an arena. The hash index maps a key to an entry (key, index, access count). The
+// `index` of an entry is the number of the row in the arena of the shard. A row contains the
+// values, then the optimizer slots, encoded as `RowLayout` describes.
 //
 //   RowStore
 //     shards_[s].index   key -> {index, count}
@@ -54,12 +54,13 @@
 
 namespace slipstream {
 
+// Returns seconds since 1970.
 int64_t SystemSeconds();
 
 struct TableOptions {
   enum class Eviction { kLfu, kLru };
-  std::string name;
-  int64_t dim = 0;
+  std::string name;      // For error messages; not empty.
+  int64_t dim = 0;       // Values per row, in [1, kMaxDim].
   int64_t capacity = 0;  // Maximum number of rows; 0 means unbounded.
   Eviction eviction = Eviction::kLfu;
   RowInitializer initializer;
@@ -68,8 +69,9 @@ struct TableOptions {
   RowDtype slot_dtype = RowDtype::kFloat32;  // Type of the optimizer slots.
   int64_t memory = 0;                        // Maximum bytes of rows in memory if `spill` is set.
   std::string spill;        // Folder for rows on disk; empty keeps all rows in memory.
-  int64_t admit_after = 1;  // Number of accesses after which a key gets a row.
-  // Evict a row after this many lookups or seconds without access; 0 means never.
+  int64_t admit_after = 1;  // Number of accesses after which a key gets a row, at most 255.
+  // Remove a row after this many lookups or seconds without access, or up to a quarter later; 0
+  // means never.
   int64_t expire_after = 0;
   bool expires_by_seconds = false;     // Whether `expire_after` counts seconds instead of lookups.
   int64_t (*clock)() = SystemSeconds;  // Returns seconds since 1970; tests replace it.
@@ -94,15 +96,15 @@ class TableOutOfMemory : public std::bad_alloc {
   const RowStore* rows_;
 };
 
-// All rows of a table, sorted by key.
+// All rows of a table as arrays. An export sorts them by key.
 struct TableContents {
   std::vector<int64_t> keys;       // [n]
   std::vector<float> rows;         // [n, dim]
   std::vector<float> slots;        // [n, slots per row]
-  std::vector<float> counts;       // [n]
-  std::vector<int64_t> last_used;  // [n]; time of the last access, see RowStore::tracks_use.
-  int64_t update_step = 0;
-  int64_t lookup_step = 0;
+  std::vector<float> counts;       // [n]; decayed access counts.
+  std::vector<int64_t> last_used;  // [n], or empty unless RowStore::tracks_use: last accesses.
+  int64_t update_step = 0;         // Number of updates of the table so far.
+  int64_t lookup_step = 0;         // Number of lookups so far.
 };
 
 // Destination arrays of an export, sized as the arrays of TableContents.
@@ -111,7 +113,7 @@ struct ContentsRoom {
   float* rows;  // Null if neither rows nor slots are requested.
   float* slots;
   float* counts;
-  int64_t* last_used;  // Used only if the table tracks use.
+  int64_t* last_used;  // Written only if RowStore::tracks_use.
 };
 
 // Changes of a table's rows since the previous call to RowStore::TakeChanges.
@@ -133,30 +135,32 @@ class RowStore {
   Status OpenSpill();
 
   const RowLayout& layout() const { return layout_; }
-  int64_t size() const;
-  int64_t bytes() const;
-  // Number of entries that the indexes have memory for. Their load is size() divided by it.
+  int64_t size() const;   // Number of rows, in memory and on disk.
+  int64_t bytes() const;  // Allocated bytes of memory.
+  // Number of entries that the hash indexes have memory for. The load factor is size() divided by
+  // this number.
   int64_t index_capacity() const;
   // Changes when a row is removed or all rows are replaced. Note: it does not change when rows are
   // spilled; see addresses().
   int64_t generation() const { return generation_; }
-  // Changes also when rows move from memory to disk. Row pointers saved under another value may
-  // belong to other keys.
+  // Same, and changes also when rows move from memory to disk. A row pointer is valid only while
+  // this number is the same as when the pointer was obtained.
   int64_t addresses() const {
     return generation_ + (spilled_ == nullptr ? 0 : spilled_->evictions());
   }
-  int64_t lookup_step() const { return lookup_step_; }
+  int64_t lookup_step() const { return lookup_step_; }  // Number of lookups so far.
   int64_t num_evicted() const { return num_evicted_; }
   // Starts the next lookup. Returns the keys of expired rows, which the caller must remove before
   // the lookup accesses them.
   std::vector<int64_t> NextLookupStep();
   int64_t num_expired() const { return num_expired_; }
   void CountExpired(int64_t rows) { num_expired_ += rows; }
-  // Factor by which stored values must be multiplied. It lets all rows decay at once and is 1 until
-  // the first decay.
+  // Factor by which stored values must be multiplied to get the values of a row. A decay of all
+  // rows changes only this factor. It is 1 until the first decay.
   float scale() const { return static_cast<float>(scale_); }
-  // Multiplies the values of all rows by `kept`, which must be positive. It changes only the scale
-  // and rewrites the rows when the scale gets too small. Returns the scale before the call.
+  // Multiplies the values of all rows by `kept`, which must be positive. It changes only the scale,
+  // except that it first rewrites all rows with a scale of 1 if the scale is below 1e-12. Returns
+  // the scale before the multiplication.
   float DecayValues(double kept);
   RowShard* shard(int64_t s) { return &shards_[s]; }
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
@@ -168,14 +172,19 @@ class RowStore {
   // functions below find them.
   SpilledRows* spilled() { return spilled_.get(); }
   const SpilledRows* spilled() const { return spilled_.get(); }
-  // Loads the existing rows of keys into memory and keeps them there until the next use begins.
-  // Does nothing if the table does not spill. Returns the errors of SpilledRows::Load, and
-  // ResourceExhausted if the rows exceed the memory. `who` names the rows in that error. With
-  // `reads`, the caller does not change the rows, therefore a full disk is not an error.
+  // Loads the existing rows of the keys [n] into memory. They stay there until the next call of
+  // BringIn or the next lookup. Keys may repeat or have no row. Does nothing if the table does not
+  // spill.
+  //
+  //   reads  Whether the caller only reads the rows. A full disk is not an error then.
+  //   who    Starts the error message, for example "a batch needs".
+  //
+  // Returns the errors of SpilledRows::Load, and ResourceExhausted if the rows exceed the memory.
   Status BringIn(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                  const Parallel& parallel);
-  // Calls fn(begin, end) for consecutive ranges of keys after it loaded their rows into memory.
-  // There is one range unless rows spill. Returns the errors of BringIn.
+  // Divides the keys [n] into ranges whose rows fit in memory. For each range, it loads the rows
+  // with BringIn and then calls fn(begin, end). There is one range unless rows spill. Returns the
+  // errors of BringIn, after which fn is not called for the remaining ranges.
   template <class Fn>
   Status ForPartsInMemory(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                           const Parallel& parallel, const Fn& fn) {
@@ -196,7 +205,7 @@ class RowStore {
     if (spilled_ != nullptr) spilled_->Change(shard, index);
     if (tracks_changes_) shards_[shard].changed[index] = 1;
   }
-  // Whether callers must call Change.
+  // Returns whether callers must call Change. Otherwise it has no effect.
   bool hears_of_changes() const { return spilled_ != nullptr || tracks_changes_; }
 
   // Returns the row of a key as it is stored (see scale()), or nullptr if it is absent or on disk.
@@ -204,7 +213,8 @@ class RowStore {
     uint32_t index = 0;
     return Find(key, &index);
   }
-  // Same, and sets `index` to the number of the row within its shard.
+  // Same, and sets `index` to the number of the row within its shard. `index` is unchanged if the
+  // result is nullptr.
   StoredRow* Find(int64_t key, uint32_t* index) const {
     const RowShard& shard = shards_[ShardOf(key)];
     const HashIndex::Entry* entry = shard.index.Find(key);
@@ -212,6 +222,7 @@ class RowStore {
     *index = entry->index;
     return shard.arena.Row(entry->index);
   }
+  // Prefetches the line of the hash index that Find reads first.
   SLIPSTREAM_PREFETCHES void Prefetch(int64_t key) const {
     shards_[ShardOf(key)].index.Prefetch(KeyedHash(key));
   }
@@ -222,8 +233,8 @@ class RowStore {
   // exception guarantee).
   StoredRow* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
-  // Same, for tables with admission. If the key has too few accesses for a row, returns nullptr and
-  // sets the index to HashIndex::kEmpty.
+  // Same, but if the key has no row and too few accesses for a row, only counts the accesses,
+  // returns nullptr and sets `index` to HashIndex::kEmpty. Equals FindOrInsert unless admits().
   StoredRow* FindOrAdmit(int64_t key, float accesses, uint32_t* index);
   // Whether `accesses` more accesses would give the key a row, if it has none.
   bool WouldAdmit(int64_t key, int64_t accesses) const {
@@ -231,15 +242,16 @@ class RowStore {
   }
   // Whether keys get a row only after `TableOptions::admit_after` accesses.
   bool admits() const { return options_.admit_after > 1; }
-  // Number of accesses to keys that had no row. A batch counts a key once.
+  // Number of accesses to keys that were too rare for a row. A batch counts a key once.
   int64_t num_not_admitted() const;
   // One filter per shard; empty unless the table admits keys.
   const std::vector<CountFilter>& filters() const { return filters_; }
   std::vector<CountFilter>& filters() { return filters_; }
 
-  // Fast path of FindOrInsert with `hash` = KeyedHash(key): handles only a key whose entry is in
-  // the first cache line of its probe sequence. Otherwise prefetches the second line, returns
-  // nullptr and does not change `index`.
+  // Fast path of FindOrInsert for a key whose entry is in the first cache line of its probe
+  // sequence. hash: KeyedHash(key). For other keys it prefetches the second line, returns nullptr,
+  // counts nothing and does not change `index`. For a row on disk it returns nullptr and sets
+  // `index`, like FindOrInsert.
   StoredRow* FindAtOnce(RowShard* shard, int64_t key, uint64_t hash, float accesses,
                         uint32_t* index) const {
     HashIndex::Entry* const entry = shard->index.FindAtHome(key, hash);
@@ -254,7 +266,7 @@ class RowStore {
     if (tracks_changes_) shard->changed[*index] = 1;
     return shard->arena.Row(*index);
   }
-  // Records an access to a row that is in memory.
+  // Records the present time as the last access to a row that is in memory.
   void SetLastUsed(int shard, uint32_t index) {
     if (tracks_use()) shards_[shard].last_used[index] = now_;
   }
@@ -265,9 +277,9 @@ class RowStore {
     int shard;
     uint32_t index;  // Number of the row within its shard.
   };
-  // Calls see(i, visited) for the keys [begin, end) in order. Before that, it calls
-  // prefetch(visited) for each row in memory, so that `see` finds its data in the cache. Declare
-  // `prefetch` with SLIPSTREAM_LAMBDA_INLINE.
+  // Calls see(i, visited) for the keys i in [begin, end), in order. Some keys ahead, it calls
+  // prefetch(visited) if the key has a row in memory, so that `see` finds its data in the cache.
+  // Declare `prefetch` with SLIPSTREAM_LAMBDA_INLINE.
   template <typename PrefetchVisited, typename See>
   void VisitRows(const int64_t* keys, int64_t begin, int64_t end, PrefetchVisited prefetch,
                  See see) const {
@@ -284,7 +296,8 @@ class RowStore {
       if (visited->row != nullptr) prefetch(*visited);
     }
   }
-  // Copies the values of a row to `values` ([dim]), or the initial values if `found` is null.
+  // Copies the values of a row to `values` ([dim]). found: the row of the key; null for a key
+  // without a row, which gives its initial values.
   void CopyRow(int64_t key, const StoredRow* found, float* values) const;
   // Writes the initial values of a key, divided by scale(), to `values` ([dim]).
   void NewAsStored(int64_t key, float* values) const {
@@ -301,17 +314,20 @@ class RowStore {
   void Gather(const int64_t* keys, int64_t n, const Parallel& parallel, float* rows,
               bool* found) const;
 
-  // Returns at most k keys with the highest positive access counts; ties prefer the smaller key.
-  // They are sorted by descending count, then by key, or only by key, which is faster.
+  // Returns at most k keys with the highest positive access counts, and these counts. Of equal
+  // counts, smaller keys are preferred. kByCount sorts by descending count, then by ascending key.
+  // kByKey sorts by ascending key, which is faster.
   enum class HotKeyOrder { kByCount, kByKey };
   void HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel, std::vector<int64_t>* keys,
                std::vector<float>* counts) const;
 
+  // Multiplies the access counts of all rows by `factor`, in [0, 1].
   void DecayCounts(float factor);
 
-  // Returns the least valuable keys that must be evicted for `incoming` new keys, none of `pinned`
-  // (sorted). Empty if there is room. It selects at least 1/64 of the capacity where possible, so
-  // that a full table does not search at every step. Throws std::bad_alloc.
+  // Returns the keys to evict so that `incoming` new keys fit in the capacity; empty if they fit
+  // already. Keys in `pinned` (ascending) are not returned. The result has the keys with the lowest
+  // access counts or, with kLru, the oldest last accesses. If possible it has at least 1/64 of the
+  // capacity, so that a full table does not search at every step. Throws std::bad_alloc.
   std::vector<int64_t> KeysToEvict(int64_t incoming, const std::vector<int64_t>& pinned) const;
   // Removes existing keys and invalidates pointers to their rows; see generation().
   void Remove(const std::vector<int64_t>& keys) noexcept;
@@ -320,32 +336,40 @@ class RowStore {
   // Returns all keys, ascending.
   std::vector<int64_t> Keys() const;
 
-  // Returns the entries of all rows, or of changed rows, ascending by key.
+  // Returns the entries of all rows, or of the rows that changed since TakeChanges, ascending by
+  // key.
   std::vector<HashIndex::Entry> Entries(bool only_changed = false) const;
-  // Copies the rows of `entries` to `room`. Returns the errors of reading from disk.
+  // Copies the rows of `entries` to `room`, in this order. For a table that spills, `entries` must
+  // contain all rows. Returns the errors of reading from disk.
   Status Export(const std::vector<HashIndex::Entry>& entries, const ContentsRoom& room) const;
   // Exports everything except the update step, which UpdateState counts. An error of reading from
   // disk is stored in `status`; the contents are incomplete then.
   TableContents Export(Status* status = nullptr) const;
-  // Returns the changes since the call with number `since`, or all rows if `since` was not the last
-  // call. For tables in memory only. The first call starts the tracking, at one byte per row.
-  // Tracking stops when the list of removed rows gets longer than the table, because then no reader
-  // seems to be left.
+  // Returns the changes since the last call, whose RowChanges::number must be `since`; otherwise
+  // all rows. For tables in memory only. The first call starts to track changes, which takes one
+  // byte per row. Tracking stops when the list of removed keys gets longer than the rows and the
+  // capacity together, because then probably no more calls follow. Tables whose rows all change at
+  // every update are not tracked.
   RowChanges TakeChanges(int64_t since);
-  // Writes all rows of a table that spills to disk and returns their positions.
+  // Writes all rows of a table that spills to disk and stores their positions in `sealed`. Returns
+  // the errors of SpilledRows::Seal.
   Status Seal(const Parallel& parallel, SealedRows* sealed) {
     return spilled_->Seal(parallel, sealed);
   }
-  // Replaces all rows. Returns InvalidArgument for a repeated key, for more keys than the capacity,
-  // for arrays of the wrong length, for values that are not finite, and for negative counts or
-  // times. The table is unchanged then. Throws std::bad_alloc (strong exception guarantee).
+  // Replaces all rows and the number of lookups. Returns InvalidArgument for a repeated key, for
+  // more keys than the capacity, for arrays of the wrong length, for values that are not finite in
+  // their data type, for negative counts or steps and, with kLru, for last accesses beyond the
+  // steps. The table is unchanged then. A table that spills also returns ResourceExhausted if the
+  // disk is full; it has a part of the new rows then. Throws std::bad_alloc (strong exception
+  // guarantee unless the table spills).
   Status Import(const TableContents& contents);
   // Adds rows of new keys to a table that spills and ignores the steps in `contents`. Returns the
-  // errors of Import, and ResourceExhausted if the disk is full; part of the rows are in the table
-  // then.
+  // errors of Import, also for a key that has a row.
   Status Add(const TableContents& contents);
 
-  // Whether the table records when a row was accessed last, in lookups or seconds.
+  // Whether the table records when each row was accessed last: the number of the lookup or, with
+  // TableOptions::expires_by_seconds, the time in seconds. True for tables with kLru and a
+  // capacity, and for tables whose rows expire.
   bool tracks_use() const { return is_lru() || options_.expire_after > 0; }
 
  private:
@@ -381,8 +405,8 @@ class RowStore {
   void NoteRemoved(const std::vector<int64_t>& keys) noexcept;
   // Writes row i of valid contents.
   void ImportRow(const TableContents& contents, size_t i, StoredRow* row) const;
-  // Writes the rows [begin, end) of contents to shards that have none of their keys. now: last
-  // access of rows without a recorded access.
+  // Writes the rows [begin, end) of contents to `shards`, which must not have their keys. now: the
+  // last access of rows for which `contents` has none.
   void ImportRows(const TableContents& contents, size_t begin, size_t end, int64_t now,
                   std::vector<RowShard>* shards);
   // Adds the rows and counts of valid contents to the existing rows.

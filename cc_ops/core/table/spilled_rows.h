@@ -6,13 +6,12 @@
 //
 // A batch calls `BeginUse` and then `Load` with its keys. Rows that are used in the batch, or for
 // which the `KeepIf` function returns true, stay in memory. `Load` evicts the least valuable of the
-// others. The value of a row is its access count, halved each time the shard has loaded as many
-// rows as it holds without a use of the row.
+// others. The value of a row is its access count, halved for each time that the shard has loaded as
+// many rows as fit in its memory since the last use of the row.
 //
-// A row in memory that equals its version on disk remembers that position (`home`), so that it can
-// be evicted without a write. `Change` forgets the position. Logs are append-only. Compaction
-// rewrites the remaining rows of files that are mostly unused, so that at most a third more room
-// than the rows need stays on disk, apart from two files.
+// If a row in memory equals its version on disk, `home` stores the position of that version, so
+// that the row can be evicted without a write. `Change` resets `home`. Logs are append-only.
+// Compaction rewrites the remaining rows of files that are mostly unused.
 //
 // Any disk error is returned as a status. All rows are intact then, in memory or on disk, unless
 // the status is DataLoss. Pages have checksums; a page that fails its check is never used.
@@ -72,21 +71,23 @@ class SpilledRows {
                      int64_t row_bytes, bool tracks_use, std::vector<RowShard>* shards,
                      std::unique_ptr<SpilledRows>* spilled);
 
-  // Maximum number of rows in memory, except for batches that hit the shards unevenly.
+  // Maximum number of rows in memory. It may be exceeded if the rows of a batch are distributed
+  // unevenly over the shards.
   int64_t most_rows() const { return most_rows_; }
   // Changes when rows are evicted from memory.
   int64_t evictions() const { return evictions_; }
   int64_t bytes() const;
   SpillStatistics statistics() const;
 
-  // Keeps rows in memory for which `keeps` returns true.
+  // Keeps rows in memory for which `keeps` returns true. index: number of the row in its arena.
   void KeepIf(std::function<bool(int shard, uint32_t index)> keeps) { keeps_ = std::move(keeps); }
 
   // Begins the next use. Rows used from now on stay in memory until the next call.
   void BeginUse() { ++clock_; }
   // Marks a row in memory as used.
   void Use(int shard, uint32_t index) { shards_[shard].used[index] = clock_; }
-  // Returns the last access to a row on disk, if the table tracks use.
+  // Returns the last access to a row on disk, if the table tracks use. index: as in the hash index,
+  // at least kOnDisk.
   int64_t LastUsed(int shard, uint32_t index) const {
     return shards_[shard].last_used[index - kOnDisk];
   }
@@ -104,9 +105,10 @@ class SpilledRows {
   // Removes all rows.
   void Clear();
 
-  // Loads rows from disk into memory, `keys` by shard without repeats, and evicts the least
-  // valuable other rows. Returns ResourceExhausted if the disk is full, and DataLoss if a page
-  // cannot be read back. Each row keeps its contents, in memory or on disk.
+  // Loads rows from disk into memory, and evicts the least valuable other rows. keys: [shards], the
+  // keys of rows on disk in each shard, without repeats; empty to load none. Returns
+  // ResourceExhausted if the disk is full, and DataLoss if a page cannot be read back. Each row
+  // keeps its contents, in memory or on disk.
   //
   // With must_fit = false, rows are loaded even if the disk is full, beyond the memory limit. Use
   // it for rows that are only read, because they can be evicted again without a write.
@@ -118,8 +120,8 @@ class SpilledRows {
   // or in memory. The caller holds the mutex of the table shared.
   void Announce(const int64_t* keys, int64_t n);
 
-  // Writes all rows that differ from disk and returns the positions of all rows. Rows stay in
-  // memory. Returns the errors of Load.
+  // Writes all rows that differ from disk and stores the positions of all rows in `sealed`. Rows in
+  // memory stay there. Returns the errors of Load.
   Status Seal(const Parallel& parallel, SealedRows* sealed);
 
   // Calls visit(entry, row) for all rows of a shard, in memory and on disk, in any order. Returns

@@ -30,6 +30,7 @@ class TableLocks {
 using ExclusiveTableLocks = TableLocks<std::unique_lock<std::shared_mutex>>;
 using SharedTableLocks = TableLocks<std::shared_lock<std::shared_mutex>>;
 
+// Returns whether any of the tables spills rows to disk.
 inline bool AnySpilled(const std::vector<EmbeddingTable*>& tables) {
   return std::any_of(tables.begin(), tables.end(), [](const EmbeddingTable* table) {
     return table->rows().spilled() != nullptr;

@@ -25,29 +25,35 @@ class UpdateState {
 
   ShardUpdates* shard(int64_t s) { return &shards_[s]; }
   const UpdatePolicy& policy() const { return policy_; }
-  // Replaces the policy, which must be valid. Flush deferred gradients first, unless only numbers
-  // of the policy change. Throws std::bad_alloc (strong exception guarantee).
+  // Replaces the policy, which must be valid. Flush deferred gradients first, unless only
+  // `movement`, `max_age`, `max_rows` or `decay_skipped` change. Throws std::bad_alloc (strong
+  // exception guarantee).
   void SetPolicy(const UpdatePolicy& policy);
 
+  // Counts of all policies since the creation of the table. In shadow mode, the counts of the
+  // sampled shards are multiplied to estimate the counts of all shards.
   UpdateCounts counts() const;
-  int64_t num_deferred() const;
-  int64_t deferred_bytes() const;
-  // Drops the deferred gradients of a row that is removed. EvictDeferred keeps gradients that still
-  // have to be exchanged.
+  int64_t num_deferred() const;    // Number of deferred gradients.
+  int64_t deferred_bytes() const;  // Bytes of memory for deferred gradients.
+  // Drops the deferred gradients of a key whose row is removed or overwritten by the user.
   void DropDeferred(int64_t key);
+  // Drops the deferred gradients of a key whose row is evicted or expires, unless they still have
+  // to be exchanged.
   void EvictDeferred(int64_t key) {
     if (!policy_.is_exchanged) DropDeferred(key);
   }
   // Drops all deferred gradients because all rows are replaced.
   void DropAllDeferred();
 
+  // Number of updates of the table.
   int64_t step() const { return step_; }
   int64_t NextStep() { return ++step_; }
   void set_step(int64_t step) { step_ = step; }
   // Learning rate of the last update; a later flush uses it.
   float last_learning_rate() const { return last_learning_rate_; }
   void set_last_learning_rate(float rate) { last_learning_rate_ = rate; }
-  // Number of updates whose key was evicted after the lookup.
+  // Number of gradients that were dropped because their key had no row, for example because the row
+  // was evicted after the lookup.
   int64_t num_dropped() const { return num_dropped_; }
   void AddDropped(int64_t n) { num_dropped_ += n; }
 
