@@ -1,4 +1,4 @@
-// Row drift: the distance of embedding rows from their snapshot.
+// Row drift: the distance of embedding rows from their snapshot, a copy from the start of a window.
 //
 // Method: Slipstream, arXiv 2404.04270, snapshot block (metric kLinf).
 #ifndef CC_OPS_CORE_DRIFT_H_

@@ -21,11 +21,12 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// Returns a hash that is the same in every process.
 SLIPSTREAM_HOST_DEVICE inline uint64_t HashKey(int64_t key) {
   return Mix64(static_cast<uint64_t>(key));
 }
 
-// Drawn at process start.
+// Seed of KeyedHash, drawn at process start.
 inline const uint64_t kHashSeed = (uint64_t{std::random_device()()} << 32) | std::random_device()();
 
 // Hash for open-addressing tables. Note: results must not depend on the seed; only the time of a
@@ -53,6 +54,7 @@ SLIPSTREAM_HOST_DEVICE inline uint64_t CounterRandom(uint64_t seed, uint64_t cou
 constexpr int kShardBits = 6;
 constexpr int kNumShards = 1 << kShardBits;
 
+// Returns the shard of a key within its table, in [0, kNumShards).
 inline int ShardOf(int64_t key) { return static_cast<int>(HashKey(key) >> (64 - kShardBits)); }
 
 }  // namespace slipstream

@@ -53,11 +53,14 @@ inline uint32_t ChanceOf(uint32_t seed, uint32_t index) {
   return index / 16 % 2 == 0 ? both & 0xffffu : both >> 16;
 }
 
-// Rounds floats, given as bits, to one of their two neighbors. Over uniform 16-bit values of
-// `chance`, the mean of the result is the input. Representable values do not change. Values beyond
-// the largest become infinite; infinities and NaNs are preserved. The result is in the lower 16 +
-// kMore bits. kMore is 0 or 8 additional bits of precision. Only the upper 16 - kMore bits of
-// `chance` matter.
+// Each of the following structs rounds floats to a 16-bit type and converts them back.
+//
+// Round rounds floats, given as bits, to one of their two neighbors in the type. Over uniform
+// 16-bit values of `chance`, the mean of the result is the input. Representable values do not
+// change. Values beyond the largest become infinite; infinities and NaNs are preserved. The result
+// is in the lower 16 + kMore bits, where kMore is 0 or 8 additional bits of precision. Only the
+// upper 16 - kMore bits of `chance` matter. Widen converts a result of Round back to the bits of a
+// float.
 struct Bfloat16Rounding {
   template <int kMore, class Bits>
   static SLIPSTREAM_ALWAYS_INLINE Bits Round(Bits bits, Bits chance) {
@@ -240,7 +243,7 @@ SLIPSTREAM_ALWAYS_INLINE void WriteLent(const float* values, const float* lender
   }
 }
 
-// As `chance`, rounds to the nearest.
+// Pass this number as `chance` to round to the nearest.
 constexpr uint32_t kToNearest = 0x8000u;
 
 }  // namespace slipstream

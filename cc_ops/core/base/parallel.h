@@ -33,7 +33,8 @@ class TaskErrors {
       if (first_ == nullptr) first_ = std::current_exception();
     }
   }
-  // Rethrows the exception of the first task that failed. Call it after all tasks have ended.
+  // Rethrows the exception of the first task that failed, if any. Call it after all tasks have
+  // ended.
   void Rethrow() const {
     if (first_ != nullptr) std::rethrow_exception(first_);
   }
@@ -43,15 +44,17 @@ class TaskErrors {
   std::exception_ptr first_;
 };
 
-// Number of tasks for n items, such that each task has at least `per_task` items.
+// Returns the number of tasks for n items: at most parallel.threads, and such that each task has at
+// least `per_task` items if there is more than one task.
 inline int TasksFor(int64_t n, int64_t per_task, const Parallel& parallel) {
   return static_cast<int>(std::clamp<int64_t>(n / per_task, 1, parallel.threads));
 }
 
-// Splits n items into one contiguous range per task.
+// The items [begin, end).
 struct TaskRange {
   int64_t begin, end;
 };
+// Splits n items evenly into one contiguous range per task, and returns the range of a task.
 inline TaskRange RangeOf(int task, int tasks, int64_t n) {
   return {n * task / tasks, n * (task + 1) / tasks};
 }

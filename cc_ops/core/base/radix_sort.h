@@ -13,7 +13,8 @@
 
 namespace slipstream {
 
-// Map int64 keys to ascending, and non-negative floats to descending unsigned integers.
+// Map int64 keys and non-negative floats to unsigned integers for RadixSort, which sorts the keys
+// in ascending order and the floats in descending order.
 inline uint64_t AscendingBits(int64_t key) {
   return static_cast<uint64_t>(key) ^ (uint64_t{1} << 63);
 }

@@ -18,18 +18,19 @@ enum class RowRounding { kNearest, kByChance };
 // Bytes of an encoded row with `dim` values; 0 if dim is 0.
 int64_t EncodedBytes(RowDtype dtype, int64_t dim);
 
-// Encodes rows. keys: [n], or null with kNearest. values: [n, dim]. out: n * EncodedBytes. An int8
-// row with a value that is not finite is decoded as NaN.
+// Encode and decode rows. keys: [n], used by kByChance, or null. values: [n, dim]. out and encoded:
+// n * EncodedBytes(dtype, dim) bytes. An int8 row with a value that is not finite is decoded as
+// NaN.
 void EncodeRows(const float* values, const int64_t* keys, int64_t n, int64_t dim, RowDtype dtype,
                 RowRounding rounding, uint8_t* out);
 void DecodeRows(const uint8_t* encoded, int64_t n, int64_t dim, RowDtype dtype, float* values);
 
-// Returns whether a value stays finite when encoded. NumbersHeldBy describes the allowed values for
-// error messages. Not for int8.
+// IsHeldBy returns whether a value is finite and stays finite when encoded. NumbersHeldBy describes
+// these values for error messages. Not for int8.
 bool IsHeldBy(RowDtype dtype, float value);
 const char* NumbersHeldBy(RowDtype dtype);
 
-// Returns whether DecodeRows of a row gives finite values.
+// Returns whether DecodeRows of one encoded row gives finite values.
 bool EncodedIsFinite(const uint8_t* encoded, int64_t dim, RowDtype dtype);
 
 }  // namespace slipstream

@@ -7,14 +7,15 @@
 
 namespace slipstream {
 
-// Runs tasks on the calling thread and on helpers that have arrived.
+// Runs tasks on the calling thread and on helper threads.
 //
-// The first section requests helpers, which stay for sections that follow shortly. A section never
-// waits for a helper that has not arrived, because waking a thread on a virtual machine can take
-// longer than the work.
+// A section is one call of Run. It requests helpers, which stay for sections that follow within
+// about 50 microseconds. A section never waits for a helper that has not started yet, because
+// waking a thread on a virtual machine can take longer than the work.
 class WorkCrew {
  public:
-  // Calls a function on another thread at some time, or never. May throw std::bad_alloc.
+  // Calls the given function on another thread at any later time, or never. May throw
+  // std::bad_alloc.
   using Schedule = std::function<void(std::function<void()>)>;
 
   // threads: number of threads including the caller.
@@ -24,8 +25,9 @@ class WorkCrew {
   WorkCrew(const WorkCrew&) = delete;
   WorkCrew& operator=(const WorkCrew&) = delete;
 
-  // Same contract as Parallel::run. A section within a section runs on its thread only. Rethrows
-  // the exception of the first task that failed.
+  // Runs fn(0) to fn(tasks - 1) and returns when all have finished. A call within a task, or during
+  // a call of another thread, runs its tasks on the calling thread only. Rethrows the exception of
+  // the first task that failed.
   void Run(int tasks, const std::function<void(int task)>& fn);
 
  private:

@@ -2,8 +2,8 @@
 //
 // The forward pass sorts the keys of the batch by (table, shard) and assigns whole shards to
 // threads. Rows are therefore found and created without locks or atomics, and results do not depend
-// on the number of threads. The rows and duplicates that were found are kept in a LookupPlan for
-// gradient_update.h, so that no key is hashed twice.
+// on the number of threads. A LookupPlan keeps the distinct keys, their rows and their uses for the
+// update (gradient_update.h), so that no key is hashed twice.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_BATCH_LOOKUP_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_BATCH_LOOKUP_H_
 
@@ -20,12 +20,17 @@
 
 namespace slipstream {
 
-// Looks up a training batch and pools the rows of every feature and example into `outputs` (one per
-// feature). Creates missing rows and counts accesses. Stores the plan for the update in
-// `workspace`, which may come from an earlier lookup. Takes the mutexes of the tables.
+// Looks up a training batch and pools the rows of every feature and example into `outputs`. Creates
+// missing rows, except for keys that are too rare for a row, and counts accesses. Takes the mutexes
+// of the tables.
 //
-// Returns InvalidArgument for more than kMaxBatch examples (key_sort.h). On an error no row was
-// created, unless memory ran out or the disk failed. The tables are consistent in any case.
+//   tables     Distinct tables; FeatureView::table is an index into them.
+//   features, combiners, outputs  One element per feature.
+//   workspace  Receives the plan for the update. It may come from an earlier lookup.
+//
+// Returns InvalidArgument for more than kMaxBatch examples (key_sort.h), and ResourceExhausted if
+// the rows do not fit in a bounded table or in memory. On an error no row was created, unless
+// memory ran out or the disk failed. The tables are consistent in any case.
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
@@ -39,19 +44,22 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<Combiner>& combiners,
                            const std::vector<PooledOutput>& outputs, const Parallel& parallel);
 
-// The steps of LookupForTraining, for rows that come from other ranks.
-//
-// Returns a description that is equal for features with the same numbering of vectors and key
-// positions.
+// The following functions are steps of LookupForTraining. exchange/pulled_lookup.h uses them for
+// rows that come from other ranks.
+
+// Returns numbers that describe the shapes of the features. They are equal for two lists of
+// features if a plan for one also numbers the vectors and key positions of the other.
 std::vector<int64_t> LayoutOf(const std::vector<FeatureView>& features,
                               const std::vector<Combiner>& combiners);
 // Sorts the keys of a batch and fills the parts of the plan that do not depend on rows.
 Status SortKeys(const std::vector<EmbeddingTable*>& tables,
                 const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
                 const Parallel& parallel, LookupWorkspace* workspace);
-// Fills the plan except for the rows.
+// Fills the plan from the sorted keys, except for the rows.
 void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace);
-// Makes room for the keys in bounded tables and begins a lookup. Callers hold the mutexes.
+// Evicts rows of bounded tables to make room for the sorted keys, and begins a lookup of each
+// table. Returns ResourceExhausted if the keys exceed a capacity. Callers hold the mutexes
+// exclusively.
 Status BeginLookup(LookupWorkspace* workspace);
 // Pools the rows of the plan for features of its layout. Keys that are not in the plan contribute
 // zeros. Callers hold the mutexes of the tables.

@@ -27,15 +27,17 @@ struct FeatureView {
   bool has_padding = false;
   int64_t padding_key = -1;
 
+  // Return the range of positions in `keys` of an example.
   int64_t begin(int64_t example) const {
     return row_splits != nullptr ? row_splits[example] : example * stride;
   }
   int64_t end(int64_t example) const {
     return row_splits != nullptr ? row_splits[example + 1] : example * stride + width;
   }
+  // Returns whether a position has a key, not padding.
   bool is_key(int64_t position) const { return !has_padding || keys[position] != padding_key; }
 
-  // Makes each key position an example, so that no keys are pooled.
+  // Makes each key position, including padding, an example, so that no keys are pooled.
   void TakeApart() {
     if (row_splits == nullptr && width == 1) return;
     row_splits = nullptr;

@@ -1,4 +1,8 @@
-// Finds or creates the rows of a batch's keys, bucket by bucket, once per distinct key.
+// Finds or creates the rows of a batch's keys, once per distinct key.
+//
+// The keys are sorted into buckets, one per table and shard (lookup_plan.h). Each function
+// processes the buckets [first, last). To deliver a row means to copy it to the output of its
+// feature, or to store a pointer to it for the pooling of its feature (RowTargets).
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_RESOLVE_H_
 
@@ -18,9 +22,11 @@ struct PooledOutput {
 
 // Destinations of the rows that are found.
 struct RowTargets {
-  // Per feature, the destination if its row is its vector; otherwise data is null.
-  std::vector<PooledOutput> copied;  // [features]
-  // By position, for the other features; null if there are none.
+  // [features]. The output of a feature whose vectors are rows, because each example has one
+  // unweighted key. For features that are pooled, `data` is null.
+  std::vector<PooledOutput> copied;
+  // The row at each key position (Positions in key_sort.h) of the pooled features; null if there
+  // are none.
   std::vector<const float*>* row_of_position = nullptr;
   // Room for float copies of rows that are not stored as floats, or that may be absent: [keys of
   // the plan, copy_dim].
@@ -28,9 +34,9 @@ struct RowTargets {
   int64_t copy_dim = 0;
 };
 
-// Resolves the buckets [first, last) of the sorted keys: counts accesses, creates missing rows in
-// the order in which their keys appear, fills the plan's entries and delivers the rows. No other
-// thread may touch the shards of these buckets. Throws std::bad_alloc; the tables stay consistent.
+// Counts accesses, creates missing rows in the order in which their keys appear, fills the entries
+// of the plan and delivers the rows. No other thread may touch the shards of these buckets. Throws
+// std::bad_alloc; the tables stay consistent.
 void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
                     const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan);
 
@@ -43,7 +49,7 @@ void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveS
 // DeliverBuckets.
 void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
                   LookupPlan* plan);
-// Delivers the rows of the plan.
+// Delivers the rows in the plan. A null row gives the initial values of its key.
 void DeliverBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
                     const RowTargets& targets, LookupPlan* plan);
 

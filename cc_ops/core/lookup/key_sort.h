@@ -1,4 +1,5 @@
-// Sorts the keys of a batch by (table, shard), stable within a bucket.
+// Sorts the keys of a batch into buckets, one per table and shard. Keys of a bucket stay in the
+// order of the batch.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_KEY_SORT_H_
 
@@ -13,7 +14,7 @@
 
 namespace slipstream {
 
-// Splits cells into one contiguous range per task.
+// Splits `cells` numbered items into one contiguous range per task.
 struct CellRange {
   int64_t begin, end;
 };
@@ -21,14 +22,16 @@ inline CellRange CellsOf(int task, int tasks, int64_t cells) {
   return {cells * task / tasks, cells * (task + 1) / tasks};
 }
 
-// Numbers the examples of all features: feature f has the numbers begin[f] to begin[f + 1].
-// Features that are not pooled have one per key position, others one per example of the batch.
+// Numbers the output vectors (cells) of all features: feature f has the numbers from begin[f] to
+// below begin[f + 1]. A feature that is not pooled has one vector per key position, others have one
+// per example of the batch.
 struct Cells {
   explicit Cells(const std::vector<FeatureView>& features) {
     begin.push_back(0);
     for (const FeatureView& f : features) begin.push_back(begin.back() + f.batch);
   }
-  // Calls fn(feature, first example, last example) for the features in the range of a task.
+  // Divides the cells evenly among the tasks. For each feature with cells of this task, calls
+  // fn(feature, first, last), where [first, last) are examples of the feature.
   template <class Fn>
   void ForEachFeature(int task, int tasks, const Fn& fn) const {
     const CellRange range = CellsOf(task, tasks, begin.back());
@@ -51,6 +54,7 @@ struct Positions {
       total += is_column.back() ? f.batch : f.num_keys;
     }
   }
+  // Returns the number of the key at `position` of FeatureView::keys, which belongs to `example`.
   int64_t of(int feature, int64_t example, int64_t position) const {
     return base[feature] + (is_column[feature] ? example : position);
   }
@@ -62,13 +66,16 @@ struct Positions {
 // Maximum number of examples of a feature, because an Occurrence has 32-bit numbers.
 constexpr int64_t kMaxBatch = std::numeric_limits<int32_t>::max();
 
-// Counting sort. The result does not depend on the number of tasks. Fills sorted->position if
-// `with_positions`, else leaves it empty. Note: uses are wrong for more than kMaxBatch examples.
+// Sorts the keys of all features (counting sort). The result does not depend on the number of
+// tasks. Fills sorted->position if `with_positions`, else leaves it empty. Note: a feature must not
+// have more than kMaxBatch examples, because their numbers would overflow.
 void SortByBucket(const std::vector<FeatureView>& features, int num_tables,
                   const Positions& positions, bool with_positions, const Parallel& parallel,
                   SortedKeys* sorted);
 
-// Returns task boundaries [tasks + 1] over buckets with about the same number of keys per task.
+// Divides buckets into ranges with about the same number of keys. begin: [buckets + 1], the first
+// key of each bucket. Task i gets the buckets from result[i] to below result[i + 1]; result: [tasks
+// + 1].
 std::vector<int64_t> BalancedBuckets(const std::vector<int64_t>& begin, int tasks);
 
 }  // namespace slipstream

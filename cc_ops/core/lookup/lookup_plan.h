@@ -8,7 +8,7 @@
 //   bucket b = table * kNumShards + shard
 //     distinct keys u in [unique_begin[b], unique_begin[b] + unique_count[b])
 //       unique_key[u], unique_row[u], unique_index[u]
-//       uses of u: uses[end of the previous key .. uses_end[u])
+//       uses of u: from the end of the previous key (first key: unique_begin[b]) to uses_end[u]
 //
 // Row pointers are valid while RowStore::addresses() equals `generations`. Otherwise the update
 // finds the rows again.
@@ -35,7 +35,7 @@ struct LookupPlan {
   // RowStore::addresses() at the lookup; -1 if the rows are in no table.
   std::vector<int64_t> generations;
   std::vector<int> feature_table;  // [features]; index of the feature's table.
-  std::vector<int64_t> examples;   // [features]; number of examples.
+  std::vector<int64_t> examples;   // [features]; number of output vectors.
   // Range of the distinct keys of each bucket; see the top of the file.
   std::vector<int64_t> unique_begin;  // [buckets + 1]; has room for every use.
   std::vector<int64_t> unique_count;  // [buckets]
@@ -45,10 +45,11 @@ struct LookupPlan {
   // End of the uses of a key; they begin where the uses of the previous key of the bucket end.
   std::vector<int64_t> uses_end;
   std::vector<Occurrence> uses;  // By bucket, then key, then order in the batch.
-  // Per use, the number of its key position over all features. Empty if every feature has one
-  // unweighted key per example, because the positions are then not needed.
+  // Per use, the number of its key position over all features (Positions in key_sort.h). Empty if
+  // every feature has one unweighted key per example, because the positions are then not needed.
   std::vector<int64_t> use_position;
-  // Per position, weight divided by the combiner's divisor. Empty if all are 1.
+  // Per key position, the factor of the row in its vector: the weight divided by the divisor of the
+  // combiner. Empty if all factors are 1.
   std::vector<float> scale;
 };
 
@@ -74,8 +75,8 @@ struct ResolveScratch {
 
 // A distinct key of a plan that is requested from another rank.
 struct PlannedKey {
-  int64_t unique;  // Index in the plan.
-  int64_t uses;
+  int64_t unique;  // Number of the key in the plan: u at the top of the file.
+  int64_t uses;    // Number of its uses.
 };
 
 // Memory of a lookup. Reuse it between steps to avoid allocations.
@@ -83,11 +84,11 @@ struct LookupWorkspace {
   LookupPlan plan;
   SortedKeys sorted;
   // For lookups over ranks; see exchange/pulled_lookup.h.
-  std::vector<int64_t> layout;  // LayoutOf of the features.
-  std::vector<int64_t> sizes;   // [ranks, tables]; number of requested keys.
-  std::vector<PlannedKey> requested;
-  std::vector<float> rows;    // Rows that are in no table, in the layout of their table.
-  std::vector<float> copies;  // Float copies of rows that are not stored as floats.
+  std::vector<int64_t> layout;        // LayoutOf of the features.
+  std::vector<int64_t> sizes;         // [ranks, tables]; number of requested keys.
+  std::vector<PlannedKey> requested;  // In the order of the requests.
+  std::vector<float> rows;            // Rows that are in no table, in the layout of their table.
+  std::vector<float> copies;          // Float copies of rows that are not stored as floats.
   std::vector<const float*> row_of_position;
   std::vector<ResolveScratch> scratches;  // One per task.
 };

@@ -11,14 +11,15 @@ namespace slipstream {
 
 enum class Combiner { kSum, kMean, kSqrtn };
 
-// Returns whether rows enter the vector of an example without a factor.
+// Returns whether the vector of an example is the plain sum of its rows, so that no row needs a
+// factor.
 inline bool IsUnscaled(const FeatureView& f, Combiner combiner) {
   const bool one_key = f.row_splits == nullptr && f.width == 1;
   return f.weights == nullptr && (combiner == Combiner::kSum || one_key);
 }
 
-// Returns the factor of an example's weighted sum: 1, 1 / sum(w) or 1 / sqrt(sum(w^2)); 0 if the
-// divisor is 0.
+// Returns the factor by which the weighted sum of an example is multiplied: 1 for kSum, 1 / sum(w)
+// for kMean, 1 / sqrt(sum(w^2)) for kSqrtn, with the weights w of its keys; 0 if the divisor is 0.
 inline float BagFactor(const FeatureView& f, Combiner combiner, int64_t example) {
   if (combiner == Combiner::kSum) return 1.f;
   float sum = 0.f;
@@ -31,8 +32,12 @@ inline float BagFactor(const FeatureView& f, Combiner combiner, int64_t example)
   return divisor == 0.f ? 0.f : 1.f / divisor;
 }
 
-// Writes the pooled vector of one example. row_of(position) returns a row of `dim` values for a key
-// position; scale_of(position) returns its factor. An example without keys gets zeros.
+// Writes the pooled vector ([dim]) of one example to `out`.
+//
+//   row_of(position)    Returns the row ([dim]) of the key at a position of FeatureView::keys.
+//   scale_of(position)  Returns the factor of this row; not called if `is_unscaled`.
+//
+// An example without keys gets zeros.
 template <class RowOf, class ScaleOf>
 void PoolExample(const FeatureView& f, int64_t example, int64_t dim, bool is_unscaled,
                  const RowOf& row_of, const ScaleOf& scale_of, float* __restrict__ out) {

@@ -11,20 +11,21 @@
 
 namespace slipstream {
 
-// A read or write of a range of a file.
+// A read or write of the range [offset, offset + size) of a file.
 struct Transfer {
   static constexpr int kShort = -1;  // The file ended before the end of the range.
 
   int file = -1;  // File descriptor.
   bool writes = false;
-  char* bytes = nullptr;
-  int64_t size = 0, offset = 0;
-  int error = 0;  // Result: 0, an errno, or kShort.
+  char* bytes = nullptr;         // [size]; source of a write, destination of a read.
+  int64_t size = 0, offset = 0;  // In bytes.
+  int error = 0;                 // Result: 0 for success, an errno, or kShort.
 
+  // Returns a description of `error` for messages.
   std::string ErrorText() const;
 };
 
-// A group of transfers to wait for. It must outlive them.
+// A group of transfers to wait for. Its destructor waits for them.
 class TransferGroup {
  public:
   TransferGroup() = default;
@@ -34,6 +35,7 @@ class TransferGroup {
 
   // Waits until all transfers of the group have finished.
   void Wait();
+  // Returns whether all transfers of the group have finished.
   bool IsDone() const;
 
  private:
@@ -46,15 +48,15 @@ class TransferGroup {
 // Thread-safe. Threads start with the first transfer and run until the process ends.
 class DiskThreads {
  public:
-  // Number of concurrent transfers. Disks reach their best rate for single pages with a long queue,
-  // and a waiting thread has to wake up before it submits the next read.
+  // Number of concurrent transfers. For reads of single pages, disks reach their best rate only
+  // with a long queue, and a thread keeps at most one transfer in the queue.
   static constexpr int kThreads = 64;
 
   // Returns the pool of the process, which is never destroyed.
   static DiskThreads& OfProcess();
 
-  // Starts the transfers [first, first + n), reads before writes. They must stay at their address
-  // until the group has finished.
+  // Queues the transfers [first, first + n) and returns. Reads start before queued writes. The
+  // transfers and their memory must stay at their addresses until `group` is done.
   void Begin(Transfer* first, size_t n, TransferGroup* group);
 
  private:

@@ -1,4 +1,4 @@
-// Layout of a page in a file of spilled rows: a head, then keys with their rows.
+// Layout of a page in a file of spilled rows: a head, then entries of a key and its row.
 //
 // A page is the unit of reads. Its head contains a checksum and its number, so that damaged and
 // misplaced pages are detected.
@@ -21,15 +21,18 @@ struct PageLayout {
   struct Head {
     uint64_t checksum;  // Checksum of all following bytes of the page.
     uint32_t number;    // Number of the page in its log.
-    uint32_t rows;      // Rows in use.
+    uint32_t rows;      // Number of entries in use.
   };
 
+  // of_row_bytes: bytes of a row without its key. A page has the smallest multiple of kPageUnit
+  // bytes that fits the head and one row.
   explicit PageLayout(int64_t of_row_bytes)
       : row_bytes(of_row_bytes),
         entry_bytes(row_bytes + static_cast<int64_t>(sizeof(int64_t))),
         bytes((kHeadBytes + entry_bytes + kPageUnit - 1) / kPageUnit * kPageUnit),
         rows((bytes - kHeadBytes) / entry_bytes) {}
 
+  // Return the address of entry number `row` of a page, its key and its row.
   const char* Entry(const char* page, int64_t row) const {
     return page + kHeadBytes + row * entry_bytes;
   }
@@ -42,14 +45,16 @@ struct PageLayout {
   const char* RowOf(const char* page, int64_t row) const {
     return Entry(page, row) + sizeof(int64_t);
   }
+  // Writes entry number `row`. from: [row_bytes].
   void Set(char* page, int64_t row, int64_t key, const void* from) const {
     std::memcpy(Entry(page, row), &key, sizeof(key));
     std::memcpy(Entry(page, row) + sizeof(key), from, static_cast<size_t>(row_bytes));
   }
 
-  // Writes the head of a page with `used` rows.
+  // Writes the head of a page with `used` entries, after all entries were set.
   void Seal(char* page, uint32_t number, int64_t used) const;
-  // Returns false if the page is not the one that was written with this number.
+  // Returns whether the checksum and the number in the head are right, i.e. whether the page is
+  // undamaged and was sealed with `number`.
   bool IsWhole(const char* page, uint32_t number) const;
 
   static constexpr int64_t kHeadBytes = sizeof(Head);

@@ -1,4 +1,4 @@
-// Reads pages of a table's logs, possibly before they are needed.
+// Reads pages of the logs of a table, possibly before a batch needs them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
 #define SLIPSTREAM_CC_OPS_CORE_SPILL_PAGE_READS_H_
 
@@ -16,7 +16,7 @@
 
 namespace slipstream {
 
-// A page of a shard's log. version: RowLog::VersionOf.
+// A page of the log of a shard. page: RowLog::PageOf. version: RowLog::VersionOf.
 struct PageId {
   int shard;
   uint32_t page, version;
@@ -25,16 +25,20 @@ struct PageId {
 // Pages that are read together. The batch owns their memory.
 class PageBatch {
  public:
+  // pages: maximum number of pages.
   PageBatch(const PageLayout& layout, size_t pages);
-  // Returns the memory for a page.
+  // Returns the memory of page number `index` of the batch.
   char* PageAt(size_t index) { return memory_.data() + index * page_bytes_; }
+  // Adds the read of the next page, into PageAt(size()).
   void Add(const Transfer& transfer) { transfers_.push_back(transfer); }
-  size_t size() const { return transfers_.size(); }
-  int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
+  size_t size() const { return transfers_.size(); }                       // Number of added pages.
+  int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }  // Allocated memory.
   // Starts the reads. Call it once, after all pages were added.
   void Begin();
+  // Waits until all reads have finished.
   void Wait() { group_.Wait(); }
   bool IsDone() const { return group_.IsDone(); }
+  // Returns the read of page number `index`, with its error after Wait.
   const Transfer& transfer(size_t index) const { return transfers_[index]; }
 
  private:
@@ -46,23 +50,26 @@ class PageBatch {
 
 // A page that was or is being read ahead.
 struct PageAhead {
-  std::shared_ptr<PageBatch> batch;
-  size_t index = 0;
+  std::shared_ptr<PageBatch> batch;  // Null if the page was not read ahead.
+  size_t index = 0;                  // Number of the page in the batch.
 };
 
 // Pages that were read ahead and not taken yet. Thread-safe.
 class PageReads {
  public:
-  // most_bytes: maximum bytes of pages that were not taken, not counting the last two batches. The
-  // oldest batches are dropped first.
+  // most_bytes: maximum bytes of all batches with pages that were not taken. If they have more, the
+  // oldest batches are dropped, but the last two batches always stay.
   explicit PageReads(int64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Returns whether a page is read or being read.
+  // Returns whether a page was or is being read ahead, and was not taken.
   bool Has(const PageId& id) const;
+  // Adds a batch that has begun. ids: the pages of the batch, in its order.
   void Add(const std::vector<PageId>& ids, const std::shared_ptr<PageBatch>& batch);
   // Removes and returns a page. Its batch is null if the page was not read ahead.
   PageAhead Take(const PageId& id);
+  // Drops all pages.
   void Clear();
+  // Bytes of the batches that are still in use.
   int64_t bytes() const;
 
  private:

@@ -1,13 +1,14 @@
 // The log of the spilled rows of one shard.
 //
 // Rows are appended to blocks of pages. A full block is written in the background and stays in
-// memory until it is on disk. A row keeps its position until it is dropped; a changed row is
-// appended again at another position. Rows are read by page.
+// memory until it is on disk. A row is addressed by its position (block, page and row within the
+// page as one number), which it keeps until it is dropped. A changed row is appended again at
+// another position. Rows are read by page.
 //
-// An extent becomes free when none of its rows is live. Compaction frees extents early: it reads a
-// block and returns its rows, so that the caller appends the live ones again. A block number is
-// reused, therefore the version of a block distinguishes its pages from earlier pages of the same
-// number.
+// A row is live until it is dropped. When a block has no live rows, its place in a file (its
+// extent) becomes free. Compaction frees extents early: it reads a block and returns its rows, so
+// that the caller appends the live rows again. The number of a free block is reused. Therefore each
+// block has a version that distinguishes its pages from earlier pages of the same number.
 //
 // Not thread-safe: one thread at a time uses the log of a shard.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_ROW_LOG_H_
@@ -38,7 +39,7 @@ class RowLog {
       : layout_(layout), pages_(pages), files_(files) {}
   RowLog(RowLog&&) = default;
 
-  int64_t live() const { return live_; }
+  int64_t live() const { return live_; }  // Number of live rows.
   // Memory of blocks that are not on disk yet.
   int64_t buffered_bytes() const;
 
@@ -47,17 +48,17 @@ class RowLog {
   Status Reserve(int64_t rows);
   // Appends a row, for which Reserve made room, and returns its position.
   uint32_t Append(int64_t key, const void* row);
-  // Drops the row of a position.
+  // Marks the row of a position as no longer live.
   void Drop(uint32_t position);
 
   // Returns the row if it is in memory, else null. Valid until the next Reserve or Poll.
   const char* InMemory(uint32_t position) const;
-  // Returns the number of the page of a row. Rows of one page have the same number, which another
-  // page may have later.
+  // Returns the number of the page that contains a position. Another page may have the same number
+  // later; see VersionOf.
   uint32_t PageOf(uint32_t position) const {
     return position / static_cast<uint32_t>(layout_->rows);
   }
-  // Distinguishes successive pages with the same number.
+  // Returns a number that differs between successive pages with the same page number.
   uint32_t VersionOf(uint32_t page) const {
     return blocks_[static_cast<size_t>(page / pages_)].version;
   }
@@ -84,16 +85,22 @@ class RowLog {
       fn(static_cast<uint32_t>(number) * static_cast<uint32_t>(pages_), block.extent, block.live);
     }
   }
+  // Number of rows of a block.
   int64_t RowsOfBlock() const { return pages_ * layout_->rows; }
 
   // Starts to read the block whose first page is `page` for compaction, unless its version has
   // changed or another block is being read.
   void BeginCompaction(uint32_t page, uint32_t version);
   bool is_compacting() const { return compaction_ != nullptr; }
-  // Finishes the compaction when the block was read; waits for the disk if `waits`. Calls
-  // room(rows) for the number of live rows and postpones the compaction if it returns false. Then
-  // calls visit(key, row, position) for all rows that the block ever had. The visitor appends live
-  // rows and drops their positions.
+  // Finishes the compaction that BeginCompaction started. If the block is still being read, it
+  // waits for the disk with `waits`, else it returns without effect.
+  //
+  //   room(rows)                 Receives the number of live rows. If it returns false, the
+  //                              compaction is postponed to the next call.
+  //   visit(key, row, position)  Called for the rows of the block, also for dropped rows. It must
+  //                              append each live row again and drop its old position.
+  //
+  // Returns DataLoss if the block cannot be read back.
   template <class Room, class Visit>
   Status EndCompaction(bool waits, const Room& room, const Visit& visit) {
     if (compaction_ == nullptr || (!waits && !compaction_->group.IsDone())) return OkStatus();

@@ -21,8 +21,9 @@ class SealedFiles {
   SealedFiles(const SealedFiles&) = delete;
   SealedFiles& operator=(const SealedFiles&) = delete;
 
-  size_t size() const { return files_.size(); }
-  // Unique among the files of all tables in all processes.
+  size_t size() const { return files_.size(); }  // Number of files.
+  // Returns the name of a file, which is unique among the files of all tables in all processes. It
+  // is no path.
   const std::string& name(size_t file) const { return files_[file].name; }
   int64_t bytes(size_t file) const { return files_[file].bytes; }
 
@@ -30,8 +31,8 @@ class SealedFiles {
   // duplicating it fails.
   Status Add(int descriptor, std::string name);
 
-  // Creates a hard link to a file and waits until it is on disk. Sets `is_linked` to false if the
-  // file system does not allow it.
+  // Creates a hard link to a file at a path and waits until it is on disk. If the file system does
+  // not allow the link, sets `is_linked` to false and returns OK.
   Status Link(size_t file, const std::string& path, bool* is_linked) const;
   // Copies a file to a path and waits until the copy is on disk. Returns ResourceExhausted if it
   // cannot be read or written.
@@ -49,11 +50,12 @@ class SealedFiles {
 // Blocks of a sealed file to be read into memory.
 struct BlocksToRead {
   int64_t pages = 0;                 // Pages of a block.
-  const int64_t* offsets = nullptr;  // Of each block, in bytes.
-  const int64_t* numbers = nullptr;  // Number of the first page of each block.
+  const int64_t* offsets = nullptr;  // [blocks]; position of each block in the file, in bytes.
+  const int64_t* numbers = nullptr;  // [blocks]; number of the first page of each block.
   int64_t blocks = 0;
 };
-// Reads blocks. Returns DataLoss if a page is missing or damaged.
+// Reads blocks of the file at `path` into `memory`, one after the other. Returns DataLoss if a page
+// is missing or damaged.
 Status ReadBlocks(const std::string& path, const PageLayout& layout, const BlocksToRead& blocks,
                   PageMemory* memory);
 

@@ -15,10 +15,10 @@
 
 namespace slipstream {
 
-// A block of a file.
+// The place of a block in a file.
 struct Extent {
-  int32_t file = -1;
-  int64_t offset = 0;
+  int32_t file = -1;   // Number of the file in its SpillFiles; -1 for no place.
+  int64_t offset = 0;  // In bytes.
 };
 
 // Allocates blocks of one size. A block is never reused: the contents of a file do not change until
@@ -39,11 +39,13 @@ class SpillFiles {
   // Takes an unused block and allocates its space on disk. Returns ResourceExhausted if the disk is
   // full.
   Status Take(Extent* extent);
+  // Releases a block. A file whose blocks are all released is removed, except the file in which new
+  // blocks are taken.
   void Release(Extent extent);
 
-  // Returns the files in their present state, and their numbers. Blocks that are taken later are in
-  // other files. All taken blocks must have been written, unless they are released unwritten.
-  // Returns ResourceExhausted if the process has too many open files.
+  // Adds all files with taken blocks to `sealed`, and their numbers to `numbers`. Blocks that are
+  // taken later are in other files. All taken blocks must have been written, unless they are
+  // released unwritten. Returns ResourceExhausted if the process has too many open files.
   Status Seal(SealedFiles* sealed, std::vector<int32_t>* numbers);
 
   // Returns the descriptor of a file for transfers. It stays valid, but reads written data only
@@ -52,8 +54,8 @@ class SpillFiles {
   // Size of the files on disk.
   int64_t bytes() const;
 
-  // Returns the number of blocks that each file has room for; 0 for files that are empty or still
-  // being filled, which must not be compacted.
+  // Returns, by number of the file, the number of blocks for which each file has room; 0 for
+  // removed files and for the file that is still being filled, which must not be compacted.
   std::vector<int64_t> ClosedRoom() const;
 
  private:

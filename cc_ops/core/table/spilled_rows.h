@@ -11,7 +11,8 @@
 //
 // If a row in memory equals its version on disk, `home` stores the position of that version, so
 // that the row can be evicted without a write. `Change` resets `home`. Logs are append-only.
-// Compaction rewrites the remaining rows of files that are mostly unused.
+// Compaction rewrites the remaining rows of the emptiest files when the files have over a third
+// more room than the rows need, not counting two files.
 //
 // Any disk error is returned as a status. All rows are intact then, in memory or on disk, unless
 // the status is DataLoss. Pages have checksums; a page that fails its check is never used.

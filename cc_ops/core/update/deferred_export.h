@@ -8,15 +8,19 @@
 
 namespace slipstream {
 
-// Exports by shard and simulated rank, oldest first; ages count updates of the table. Callers hold
-// the mutex of the table exclusively, here and below.
+// Exports by shard, then by simulated rank, then oldest first. Ages count updates of the table.
+// Callers of both functions hold the mutex of the table exclusively.
 DeferredContents ExportDeferred(EmbeddingTable* table);
 
-// Replaces all deferred gradients. Returns InvalidArgument, without changes, in the cases of
-// CheckDeferred, if the arrays differ in length, if the policy does not defer gradients of such a
-// rank or key, if a key is repeated for a rank, if an age is above the previous one in its shard,
-// or if a key has no row in a table that applies its gradients itself. Throws std::bad_alloc
-// (strong exception guarantee).
+// Replaces all deferred gradients. Returns InvalidArgument, without changes:
+//
+// - in the cases of CheckDeferred, and if the arrays differ in length,
+// - if the policy does not defer gradients, or has no such rank,
+// - if a key is repeated for a rank, or is younger than the next key of its shard and rank,
+// - if a key has no row, unless the policy sets `is_exchanged`.
+//
+// A shadow policy ignores keys that it does not sample. Throws std::bad_alloc (strong exception
+// guarantee).
 Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents);
 
 }  // namespace slipstream

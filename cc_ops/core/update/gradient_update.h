@@ -12,13 +12,15 @@
 
 namespace slipstream {
 
-// The gradients of a feature's pooled vectors in memory (see PooledOutput).
+// The gradients of the pooled vectors of a feature: the gradient of example i starts at data + i *
+// stride.
 struct PooledGradient {
   const float* data = nullptr;
   int64_t stride = 0;
 };
 
-// Returns InvalidArgument with the first gradient, or the learning rate, that is not finite.
+// Returns InvalidArgument with the place of a gradient or the learning rate that is not finite.
+// gradients: one per feature of the plan.
 Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                    const LearningRates& rates, const Parallel& parallel);
 
@@ -26,9 +28,10 @@ Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gr
 bool RowIsFinite(const float* row, int64_t dim);
 
 // Sums the gradients of each distinct key in batch order and applies the update rule of its table
-// once. Returns InvalidArgument for a gradient that is not finite; no row is changed then. A key
-// that was evicted after the lookup is skipped and counted in UpdateState::num_dropped. Takes the
-// mutexes of the tables.
+// once, unless the update policy of the table masks or defers the sum. gradients: one per feature
+// of the plan. Returns InvalidArgument for a gradient that is not finite; no row is changed then. A
+// key that was evicted after the lookup is skipped and counted in UpdateState::num_dropped. Takes
+// the mutexes of the tables.
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                       const LearningRates& rates, const Parallel& parallel);
 

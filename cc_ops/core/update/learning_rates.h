@@ -19,6 +19,7 @@ class LearningRates {
   LearningRates(float of_all) : rates_(1, of_all) {}  // NOLINT: a number is the rate of all
   explicit LearningRates(std::vector<float> of_tables) : rates_(std::move(of_tables)) {}
 
+  // Returns the rate of a table, given by its number in the update.
   float Of(size_t table) const { return rates_.size() == 1 ? rates_[0] : rates_[table]; }
 
   // Returns InvalidArgument unless all rates are finite and there is one, or one per table.

@@ -19,8 +19,8 @@ namespace slipstream {
 // Scratch memory of a thread that updates rows of these tables.
 struct PolicyScratch {
   explicit PolicyScratch(const std::vector<EmbeddingTable*>& tables);
-  RowScratch row;          // `row.sum` contains the sum of one rank's gradients.
-  std::vector<float> due;  // Sum over all ranks that is applied.
+  RowScratch row;          // `row.sum` contains the sum of a key's gradients on one simulated rank.
+  std::vector<float> due;  // Sum of the due gradients of all simulated ranks, which is applied.
 };
 
 // Gradient sums of one table that are exchanged instead of applied.
@@ -38,9 +38,11 @@ class DeferredOfKeys {
   explicit DeferredOfKeys(const LookupPlan& plan);
   // Finds the deferred gradients for the buckets that a thread is about to update.
   void Find(CellRange buckets);
-  // Returns the deferred gradients of a bucket, or null if Find does not look there.
+  // Returns the deferred gradients of a bucket, or null if its policy defers none or simulates
+  // ranks.
   const DeferredGradients* In(int64_t bucket) const;
-  // Returns the index of the deferred gradient of key u, or DeferredGradients::kNone.
+  // Returns the index of the deferred gradient of key u of the plan in In(bucket), or
+  // DeferredGradients::kNone. Call Find first.
   uint32_t Of(int64_t u) const { return indices_[u]; }
 
  private:
@@ -52,8 +54,9 @@ class DeferredOfKeys {
 // multiple simulated ranks are added and applied as one gradient. Touches only the shard of the
 // bucket. next: the thread's following bucket.
 //
-// With `collected`, adds the gradients there instead of applying them and touches no row; it must
-// have room for them. A key that was evicted after the lookup keeps its gradients then.
+// With `collected`, appends the gradients to it instead of applying them, and changes no row. It
+// must have room for MostCollected rows. Gradients of a key that was evicted after the lookup are
+// also collected; without `collected` they are dropped and counted.
 void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
                           PolicyScratch* scratch, CollectedRows* collected = nullptr);
 
@@ -62,16 +65,17 @@ void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const Deferr
 // mutexes.
 Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel);
 
-// Maximum number of rows that are collected for a bucket.
+// Returns the maximum number of rows that UpdateBucketByPolicy collects for a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
 
 // Moves all deferred gradients to `collected`, which must have room for them. A shadow policy drops
 // them instead. The caller holds the mutex of the table exclusively.
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected);
 
-// Applies all deferred gradients, one per key. A shadow policy drops them, because it applied the
-// gradients when they arrived. Gradients that will be exchanged stay. So do imported gradients of a
-// table that has had neither an update nor a learning rate.
+// Applies all deferred gradients, one per key, with the learning rate of the last update. A shadow
+// policy drops them, because the gradients were applied when they arrived. Gradients of a policy
+// with `is_exchanged` stay deferred, and so do imported gradients of a table that has had neither
+// an update nor a learning rate.
 //
 // The caller holds the mutex of the table exclusively. Throws std::bad_alloc (strong exception
 // guarantee unless the table spills). Returns the errors of RowStore::BringIn. If a table that

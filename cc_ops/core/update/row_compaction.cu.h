@@ -33,8 +33,8 @@ struct CompactionInput {
   bool deduplicate;
 };
 
-// Returns the bytes of device memory that LaunchCompactRows needs in addition to its results, or
-// the error of cub's size query, which needs a device.
+// Stores in `bytes` the size of the device memory that LaunchCompactRows needs in addition to its
+// results. Returns the error of cub's size query, which needs a device.
 template <class Key>
 cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes);
 

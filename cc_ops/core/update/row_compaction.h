@@ -22,9 +22,9 @@ class RowCompaction {
   template <class Key>
   static bool KeepsAll(const Key* keys, int64_t n, const KeySetView& masked, bool deduplicate);
 
-  // Selects the rows to keep.
+  // Selects the rows to keep. Call it once, before the other functions.
   //
-  //   keys         [n], int32_t or int64_t, owned by the caller.
+  //   keys         [n], int32_t or int64_t, owned by the caller; the key of each row.
   //   masked       Keys to drop.
   //   deduplicate  If true, rows of one key become one row, and keys ascend. If false, rows
   //                are not summed, and the input order is kept.

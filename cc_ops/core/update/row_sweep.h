@@ -1,6 +1,6 @@
 // Updates the rows that are not in a batch with a gradient of 0.
 //
-// Needed for an L2 penalty that applies to all rows of a table at every step.
+// An L2 penalty that applies to all rows of a table changes these rows at every step, too.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_ROW_SWEEP_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_ROW_SWEEP_H_
 
@@ -11,12 +11,13 @@
 
 namespace slipstream {
 
+// Returns whether an update of the table must sweep its other rows.
 inline bool IsSwept(const EmbeddingTable& table) {
   return table.options().rule.transforms.SweepsAll();
 }
 
-// Scratch memory of a thread that sweeps shards of these tables. Their number of rows must not
-// change.
+// Scratch memory of a thread that sweeps shards of these tables. No rows may be created between its
+// construction and the sweep.
 struct SweepScratch {
   explicit SweepScratch(const std::vector<EmbeddingTable*>& tables);
   std::vector<float> gradient;
@@ -24,7 +25,8 @@ struct SweepScratch {
   std::vector<bool> is_done;  // By the index of a row in its shard.
 };
 
-// Sweeps one shard after the rows of the batch were updated. Allocates no memory.
+// Sweeps one shard: construct the object, call LeaveOut for each key of the batch in the shard,
+// then UpdateOthers. Allocates no memory.
 class ShardSweep {
  public:
   ShardSweep(EmbeddingTable* table, int64_t shard, SweepScratch* scratch);

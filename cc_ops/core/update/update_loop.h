@@ -1,5 +1,5 @@
-// The shared parts of all row updates: the loop over keys, the sum of a key's gradients, the row's
-// step.
+// The shared parts of all row updates: the loop over keys, the sum of the gradients of a key, and
+// the update of its row.
 //
 // An update runs over the buckets of a LookupPlan. Each bucket belongs to one thread. For each
 // distinct key of a bucket, the thread sums the gradients of the key's uses in batch order and
@@ -36,9 +36,9 @@ SLIPSTREAM_ALWAYS_INLINE void PrefetchBytes(const void* begin, int64_t bytes) {
   for (int64_t j = 0; j < bytes; j += kLineBytes) __builtin_prefetch(first + j, 1);
 }
 
-// Calls update(i) for each i in `range`. Before that it calls prefetch(i, is_next), kAhead items
-// ahead; near the end for the first items of `next`, the thread's following range. Both callables
-// must be inlined (SLIPSTREAM_LAMBDA_INLINE).
+// Calls update(i) for each i in `range`. Before each call it calls prefetch(i + kAhead, false) or,
+// where `range` ends before i + kAhead, prefetch(j, true) for an item j of `next`, the range that
+// the thread processes afterwards. Both callables must be inlined (SLIPSTREAM_LAMBDA_INLINE).
 template <int64_t kAhead = kUpdatePrefetch, class Prefetch, class Update>
 SLIPSTREAM_ALWAYS_INLINE void UpdateEach(CellRange range, CellRange next, const Prefetch& prefetch,
                                          const Update& update) {
@@ -76,7 +76,9 @@ struct TableUpdate {
   std::atomic<int64_t> dropped{0};
 };
 
-// Calls update(bucket, next) for the buckets of a thread; `next` is the following bucket.
+// Calls update(bucket, next) for the buckets of a thread, where `bucket` is a BucketUpdate and
+// `next` the number of the following bucket, or of the same bucket at the end. Adds the dropped
+// updates to `tables` ([tables]).
 template <class Update>
 void UpdateBuckets(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                    CellRange buckets, std::vector<TableUpdate>* tables, const Update& update) {
@@ -91,21 +93,22 @@ void UpdateBuckets(const LookupPlan& plan, const std::vector<PooledGradient>& gr
   }
 }
 
-// Returns the numbers of the distinct keys of a bucket.
+// Returns the range of the distinct keys of a bucket in the plan.
 inline CellRange KeysOf(const LookupPlan& plan, int64_t bucket) {
   const int64_t begin = plan.unique_begin[bucket];
   return {begin, begin + plan.unique_count[bucket]};
 }
 
-// The row of a key; null if it has none.
+// The row of a key.
 struct FoundRow {
-  StoredRow* row;
+  StoredRow* row;  // Null if the key has no row.
   uint32_t index;  // Index within the shard.
 };
 
-// Calls update(u, first_use, found) for each key u of the bucket. Prefetches the rows of the
-// following keys, including keys of the bucket `next`, and calls prefetch(u, is_next) for each. If
-// rows may have been removed since the lookup, it finds them again.
+// Calls update(u, first_use, found) for each distinct key u of the bucket, where `first_use` is the
+// position of its first use in plan.uses and `found` is its FoundRow. Prefetches the rows of the
+// following keys and calls prefetch(u, is_next) for each; `is_next` is true for keys of the bucket
+// `next`. If rows may have been removed since the lookup, it finds them again.
 template <class Prefetch, class Update>
 SLIPSTREAM_ALWAYS_INLINE void UpdateEachKey(const BucketUpdate& bucket, int64_t next,
                                             const Prefetch& prefetch, const Update& update) {
@@ -131,6 +134,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateEachKey(const BucketUpdate& bucket, int64_t 
       });
 }
 
+// Adds `part` to `total`, both [dim].
 inline void AddTo(float* total, const float* part, int64_t dim) {
   for (int64_t j = 0; j < dim; ++j) total[j] += part[j];
 }
@@ -150,8 +154,8 @@ SLIPSTREAM_ALWAYS_INLINE int64_t AddVectors(float* total, const float* part, flo
   return j;
 }
 
-// Explicit vectors, because for a known dimension compilers would sum each value in a scalar
-// register.
+// Adds scale * part to `total`, both [dim]. Uses explicit vectors, because for a known dimension
+// compilers would sum each value in a scalar register.
 SLIPSTREAM_ALWAYS_INLINE void AddScaledTo(float* total, const float* part, float scale,
                                           int64_t dim) {
   int64_t j = AddVectors<16>(total, part, scale, 0, dim);
@@ -159,7 +163,8 @@ SLIPSTREAM_ALWAYS_INLINE void AddScaledTo(float* total, const float* part, float
   for (; j < dim; ++j) total[j] += scale * part[j];
 }
 
-// Sets `summed` ([dim]) to the sum over the plan's uses [begin, end), in order.
+// Sets `summed` ([dim]) to the sum of the gradients of the plan's uses [begin, end), in order, each
+// multiplied by the scale of its position.
 SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
                                       const std::vector<PooledGradient>& gradients, int64_t begin,
                                       int64_t end, int64_t dim, float* __restrict__ summed) {
@@ -189,7 +194,7 @@ struct RankShare {
   int rank, ranks;
 };
 
-// Same, for the uses of one rank's examples.
+// Same as SumUses, for the uses in the examples of one simulated rank.
 inline void SumUsesOf(RankShare share, const LookupPlan& plan,
                       const std::vector<PooledGradient>& gradients, int64_t begin, int64_t end,
                       int64_t dim, float* __restrict__ summed) {
@@ -220,7 +225,8 @@ struct RowScratch {
   std::vector<float> copy;  // A row and its slots.
 };
 
-// Updates a row. gradient: [dim], overwritten.
+// Applies the transforms and the update rule of the table to the row of a key. gradient: [dim], the
+// summed gradient, overwritten. found.row: not null.
 inline void UpdateRow(EmbeddingTable* table, const StepRates& rates, int64_t key, float* gradient,
                       FoundRow found, RowScratch* scratch) {
   const RowLayout& layout = table->rows().layout();

@@ -19,7 +19,7 @@ struct AdamMoments : RuleBase {
     return static_cast<float>(learning_rate * correction);
   }
 
-  // m, v: [dim].
+  // Applies one step. row, and the first and second moments m and v: [dim].
   SLIPSTREAM_ALWAYS_INLINE void Step(float rate, int64_t dim, const float* __restrict__ gradient,
                                      float* __restrict__ row, float* __restrict__ m,
                                      float* __restrict__ v) const {
@@ -40,6 +40,7 @@ struct AdamMoments : RuleBase {
            });
   }
 
+  // Decays first moments m ([dim]) and second moments v ([seconds]) as with a gradient of 0.
   void Decay(int64_t dim, float* m, int64_t seconds, float* v) const {
     for (int64_t j = 0; j < dim; ++j) m[j] *= beta_1;
     for (int64_t j = 0; j < seconds; ++j) v[j] *= beta_2;

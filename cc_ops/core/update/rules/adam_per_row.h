@@ -6,8 +6,9 @@
 
 namespace slipstream {
 
-// Slots: both moments, then 1 - beta^updates for each of the two. These are updated by one
-// multiplication, while a count would need powers, and they lose no precision where they are small.
+// Slots: both moments ([dim] each), then 1 - beta_1^n and 1 - beta_2^n after n updates of the row.
+// Storing these numbers instead of n avoids powers in every update, and loses no precision while
+// they are small.
 struct AdamPerRow : AdamMoments {
   static constexpr const char* kName = "adam_per_row";
   static constexpr std::array kDefaults = {.9f, .999f, 1e-7f};

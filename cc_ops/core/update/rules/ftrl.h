@@ -8,8 +8,8 @@
 
 namespace slipstream {
 
-// Slots: sums of squared gradients, then linear terms. With a rate of 0, by which Keras would
-// divide, rows do not change.
+// Slots: sums of squared gradients, then linear terms. With a learning rate of 0, rows do not
+// change; Keras would divide by 0.
 struct Ftrl : RuleBase {
   static constexpr const char* kName = "ftrl";
   static constexpr std::array kDefaults = {-.5f, .1f, 0.f, 0.f, 0.f, 0.f};
@@ -32,9 +32,9 @@ struct Ftrl : RuleBase {
     }
   }
 
-  // For a replica, an upper bound, because its linear terms are unknown. The term of a nonzero
-  // value follows from the value and its sum, if the rate did not change. A value that reaches 0
-  // stays 0.
+  // Returns an upper bound for a replica, because its linear terms are unknown. It assumes that the
+  // learning rate did not change: then the linear term of a nonzero value follows from the value
+  // and its sum of squares. A value that reaches 0 stays 0.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     if (rate == 0.f) return 0.f * MeanSquare(dim, gradient);
     return Largest(dim, [&](int64_t j) {

@@ -23,8 +23,9 @@ struct StepRates {
   float scale = 1.f, next_scale = 1.f;
 };
 
-// Applied in this order: add the gradient of the penalty, clip the gradient by value, clip it by
-// norm, decay the row, apply the rule, limit the norm of the row. A setting of 0 disables its step.
+// Settings of the changes. Applied in this order: add the gradient of the penalty, clip the
+// gradient by value, clip it by norm, decay the row, apply the rule, limit the norm of the row. A
+// setting of 0 disables its step.
 struct RowTransforms {
   float l2 = 0.f;          // Penalty l2 * |row|^2, once for each update of the row.
   float clip_value = 0.f;  // Maximum of |gradient| per value.

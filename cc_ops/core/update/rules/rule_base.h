@@ -21,8 +21,8 @@ using RuleParameters = std::array<float, kMaxRuleParameters>;
 
 // A rule without slots. In addition, a rule declares:
 //
-//   static constexpr const char* kName;      As `rule` of the Python class.
-//   static constexpr std::array kDefaults;   Defaults of its parameters, in Python's order.
+//   static constexpr const char* kName;      Name, equal to `rule` of the Python class.
+//   static constexpr std::array kDefaults;   Defaults of its parameters, in the order of Python.
 //   explicit Rule(const RuleParameters& p);
 //   void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
 //       row: `dim` values, then their slots. rate: from EffectiveRate.

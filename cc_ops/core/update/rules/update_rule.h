@@ -18,7 +18,8 @@ namespace slipstream {
 
 // A rule with its parameters and transforms; SGD by default.
 struct UpdateRule {
-  // Creates the rule `name` with all of its parameters.
+  // Creates the rule `name`. numbers: all parameters of the rule, in the order of its constructor.
+  // Returns InvalidArgument for an unknown name or another number of parameters.
   static Status Make(const std::string& name, const std::vector<float>& numbers, UpdateRule* rule);
 
   const char* name() const;
@@ -26,11 +27,13 @@ struct UpdateRule {
   // Number of slots (floats) of a row with `dim` values.
   int64_t SlotsPerRow(int64_t dim) const;
 
+  // Writes the slots ([SlotsPerRow(dim)]) of a new row.
   void InitSlots(int64_t dim, float* slots) const;
 
-  // For update number `step` (1, 2, ...) of the table.
+  // Returns the factor of the gradient, with bias correction if the rule has one per table, in
+  // update number `step` (1, 2, ...) of the table.
   float EffectiveRate(float learning_rate, int64_t step) const;
-  // Same, for a table with scale 1.
+  // Returns all factors of this update, for a table with RowStore::scale 1.
   StepRates RatesOf(float learning_rate, int64_t step) const;
 
   // Applies only the rule. row: `dim` values, then their slots. gradient: `dim` values, which must
@@ -40,15 +43,17 @@ struct UpdateRule {
   // Applies the transforms and the rule. Changes the gradient.
   void Update(StepRates rates, int64_t dim, float* gradient, float* row) const;
 
-  // Returns the largest distance by which applying `gradient` would move a value of the row. Exact
-  // except for rounding, with these exceptions: momentum is ignored, so that a sum of n similar
-  // gradients counts as n steps; for a row with slots from FillSlots, FTRL returns an upper bound.
-  // Transforms of the gradient are included, changes of the row by transforms are not.
+  // Returns the largest distance by which applying `gradient` would move a value of the row.
+  // Arguments as in Apply. The result is exact except for rounding, with these exceptions: momentum
+  // is ignored, so that a sum of n similar gradients counts as n steps; for a row with slots from
+  // FillSlots, FTRL returns an upper bound. Transforms of the gradient are included, changes of the
+  // row by transforms are not.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 
   // SlotSummary compresses the slots of a row to one number (0 for rules that need none). FillSlots
-  // creates slots from this number for a replica of the row on another rank. With these slots,
-  // Movement is at least as large as with the original slots. The replica has no momentum.
+  // sets the slots of a replica of the row on another rank from this number. With these slots,
+  // Movement is at least as large as with the original slots. The replica has no momentum. row:
+  // `dim` values, then their slots.
   float SlotSummary(int64_t dim, const float* row) const;
   void FillSlots(int64_t dim, float summary, float* row) const;
 
