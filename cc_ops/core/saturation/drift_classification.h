@@ -1,5 +1,5 @@
-// Classifies the examples of a batch by drift or at random, without the state of an
-// InputClassifier. Scores and decisions are the same as by InputClassifier in these modes.
+// Classifies the examples of a batch by drift or at random, without sample, counters and pilot.
+// Scores and decisions are the same as those of InputClassifier::Classify.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 
@@ -12,7 +12,7 @@
 namespace slipstream {
 
 struct DriftClassifier {
-  double alpha;   // Fraction of an example's lookups that must be saturated, in (0, 1].
+  double alpha;   // Fraction of the lookups of an example that must be saturated, in (0, 1].
   uint64_t seed;  // Seed for keeping skippable examples and for kRandom.
   ClassifierSettings settings;  // Any mode except kForeseenLoss.
 
@@ -34,8 +34,8 @@ struct LookupLists {
   int64_t batch;
 };
 
-// Classifies the examples of a batch. drifts: drifts of the tracked keys. first_number: number of
-// examples before the batch, since the start of training.
+// Classifies the examples of a batch and writes `result` ([lookups.batch] each). drifts: drifts of
+// the tracked keys. first_number: number of examples before the batch, since the start of training.
 void ClassifyByDrift(const DriftIndex& drifts, const DriftClassifier& classifier,
                      const LookupLists& lookups, uint64_t first_number, const Classified& result);
 

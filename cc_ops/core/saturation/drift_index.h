@@ -20,11 +20,13 @@ struct Lookup {
   int32_t table;
 };
 
-// Probed by cache lines; most keys are in the first line.
+// An entry of the hash table: a tracked key and its drift. The table is searched by cache lines;
+// most keys are in the first line.
 struct alignas(16) DriftEntry {
   using Key = Lookup;
   static constexpr int64_t kLine = 4;
-  static constexpr int32_t kFree = -1;
+  static constexpr int32_t kFree = -1;  // Table of a free entry.
+  // Drift of keys that are not tracked.
   static constexpr float kUntracked = std::numeric_limits<float>::infinity();
 
   int64_t key = 0;
@@ -58,20 +60,20 @@ class DriftIndex {
   // threads may change the position of entries, but not the results of lookups.
   Status Build(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
                int64_t n, const Parallel& parallel = {});
-  // Same, but reuses the memory of the index, unless it is too small or twice the needed size,
-  // because fresh pages cost more time than filling them. On an error the index is empty; after
-  // std::bad_alloc it may only be rebuilt.
+  // Same, but reuses the memory of the index, unless it is too small or at least twice the needed
+  // size, because allocating fresh pages takes longer than filling them. After an error the index
+  // is empty. After std::bad_alloc only Build and Rebuild may be called.
   Status Rebuild(int num_tables, const int32_t* tables, const int64_t* keys, const float* drifts,
                  int64_t n, const Parallel& parallel = {});
 
-  // Returns the error of Build for entry i, except for repeated keys.
+  // Returns InvalidArgument if Build would reject entry i because of its table or drift.
   static Status Check(int num_tables, const int32_t* tables, const float* drifts, int64_t i);
 
   void Swap(DriftIndex* other) { std::swap(*this, *other); }
 
-  int64_t size() const { return size_; }
+  int64_t size() const { return size_; }  // Number of tracked keys.
 
-  // Finds the drifts of lookups [n]: drift or kUntracked. Prefetches entries.
+  // Writes the drift of each of the lookups [n], or kUntracked, to `drifts` ([n]).
   void Find(const Lookup* lookups, int64_t n, float* drifts) const;
 
   // Valid until the next Build or Rebuild.

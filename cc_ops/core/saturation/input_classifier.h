@@ -1,8 +1,10 @@
 // Decides which examples of a batch are dropped, and samples the examples of a window.
 //
 // The decision uses the drifts of the tracked keys (Classify) or the loss that a pilot predicts
-// (Foresee). The classifier also keeps a uniform sample of the window's examples and counters. The
-// caller chooses the next threshold from the scores of the sample at the end of a window.
+// (Foresee). An example is skippable if its score is below the threshold, which means that it may
+// be dropped. The classifier also keeps a uniform sample of the examples of the window, and
+// counters. The caller chooses the next threshold from the scores of the sample at the end of a
+// window.
 //
 // Note: an "input" in the names below is a training example.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_INPUT_CLASSIFIER_H_
@@ -26,12 +28,13 @@
 namespace slipstream {
 
 struct ClassifierOptions {
-  // Features of table `num_tables` are ignored.
+  // Number of tables. A feature whose FeatureView::table equals it is ignored.
   int num_tables = 1;
-  double alpha = 1.0;             // Fraction of lookups that must be saturated, in (0, 1].
+  // Fraction of the lookups of an example that must be saturated, in (0, 1].
+  double alpha = 1.0;
   int64_t reservoir_size = 8192;  // Maximum number of examples in the sample, at least 1.
   uint64_t seed = 0;   // Seed of the sample, of keeping skippable examples and of kRandom.
-  PilotOptions pilot;  // For kForeseenLoss.
+  PilotOptions pilot;  // For SkipMode::kForeseenLoss.
 };
 
 // Labels, weights and predictions of a batch, each [batch].
@@ -45,18 +48,19 @@ struct LabeledInputs {
 struct KeptInputs {
   std::vector<int64_t> rows;   // Position in the batch.
   std::vector<float> weights;  // Number of examples that each one represents.
-  // Log of (keep probability with label 1 / keep probability with label 0).
+  // Log of (keep probability with label 1 / keep probability with label 0); 0 in shadow mode and in
+  // other modes than kForeseenLoss.
   std::vector<float> offsets;
   std::vector<uint8_t> skippable;  // Whether the example was kept although it was skippable.
 };
 
+// Counts of the observed examples of a window.
 struct ClassifierCounts {
-  int64_t inputs_seen = 0;
-  int64_t inputs_skipped = 0;  // Dropped examples.
-  int64_t hot_inputs = 0;      // Examples with a finite skip score.
-  // Examples that were dropped, or kept although they were skippable.
-  int64_t inputs_skippable = 0;
-  int64_t inputs_kept = 0;  // Skippable examples that were kept at random.
+  int64_t inputs_seen = 0;       // All observed examples.
+  int64_t inputs_skipped = 0;    // Dropped examples; 0 in shadow mode.
+  int64_t hot_inputs = 0;        // Examples with a finite score.
+  int64_t inputs_skippable = 0;  // Skippable examples, dropped or kept.
+  int64_t inputs_kept = 0;       // Skippable examples that were, or in shadow mode would be, kept.
 };
 
 // State since the start of the window, including the position of the random numbers.
@@ -76,8 +80,8 @@ class InputClassifier {
   // `options` must be valid.
   explicit InputClassifier(const ClassifierOptions& options);
 
-  // Classifies a batch by the present drifts and settings. Other calls except Classify may run
-  // during the lookups.
+  // Classifies a batch by the present drifts and settings, and writes `result` ([batch] each).
+  // While it looks up the drifts, other threads may call all functions except Classify and Foresee.
   //   features: keys of every feature, each with `batch` examples; not stored.
   //   observe: whether the examples are added to the sample and counters of the window.
   //   window_batches: number of batches in a window, or 0. If it is positive, and examples are
@@ -85,10 +89,10 @@ class InputClassifier {
   //     at least one in kMostStride. They count for the others, whose examples are reported as not
   //     skippable.
   //
-  // Returns InvalidArgument for a feature of an unknown table.
+  // Returns InvalidArgument for a feature of an unknown table, and in mode kForeseenLoss.
   Status Classify(const std::vector<FeatureView>& features, int64_t batch, bool observe,
                   const Classified& result, int64_t window_batches = 0);
-  static constexpr int64_t kMostStride = 16;
+  static constexpr int64_t kMostStride = 16;  // See `window_batches`.
 
   // Predicts the losses of the examples with the pilot, decides by them, and trains the pilot on
   // the kept examples with their weights (in shadow mode, on the examples that would be kept).
@@ -103,17 +107,18 @@ class InputClassifier {
   Pilot::State ExportPilot();
   Status ImportPilot(const Pilot::State& state);
 
-  // Replaces all drifts; see DriftIndex::Build.
+  // Replaces all drifts from the next batch on. Arguments and errors as of DriftIndex::Build; after
+  // an error the drifts are unchanged.
   Status SetDrift(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                   const Parallel& parallel = {});
 
   // Changes the settings from the next batch on. Returns InvalidArgument for a setting out of its
-  // range.
+  // range, and for kForeseenLoss without a pilot.
   Status Configure(const ClassifierSettings& settings);
 
-  // Computes the skip scores of the sampled examples for the given drifts, instead of the present
-  // ones. Drifts of keys that no sampled example uses have no effect. Returns the errors of
-  // SetDrift.
+  // Computes the skip scores of the sampled examples with the given drifts instead of the present
+  // drifts, which stay. Arguments and errors as of SetDrift. Drifts of keys that no sampled example
+  // looks up have no effect. scores: becomes [sampled examples].
   Status ReservoirScores(const int32_t* tables, const int64_t* keys, const float* drifts, int64_t n,
                          std::vector<float>* scores, const Parallel& parallel = {}) const;
   // Returns the predicted losses of the sampled examples that have one.
@@ -125,7 +130,7 @@ class InputClassifier {
   void RecordLosses(const float* losses, const float* labels, const bool* skippable,
                     const float* weights, int64_t n);
 
-  // Returns the statistics of the losses since the last call.
+  // Returns the statistics of the losses since the last call, and resets them.
   LossStatistics TakeLossStatistics();
 
   ClassifierWindow ExportWindow() const;

@@ -21,9 +21,10 @@ class InputReservoir {
   // capacity: maximum size of the sample, at least 1.
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
 
-  // Offers the next example with its predicted loss (NaN if there is none). Calls `list` if the
-  // example is chosen; it returns the lookups and their number, which are copied. Throws
-  // std::bad_alloc; the example does not count as offered then.
+  // Offers the next example of the window to the sample. loss: its predicted loss; NaN if there is
+  // none. list(): called only if the example is chosen; returns a pair of a pointer to its lookups,
+  // which are copied, and their number. Throws std::bad_alloc; the example does not count as
+  // offered then.
   template <class List>
   void OfferListed(float loss, List list) {
     const int64_t position = offered_in_window_;
@@ -46,16 +47,17 @@ class InputReservoir {
 
   // Number of examples in the sample.
   int64_t size() const { return offered_in_window_ < capacity_ ? offered_in_window_ : capacity_; }
+  // Return the lookups and the predicted loss of example i of the sample, i in [0, size()).
   const std::vector<Lookup>& input(int64_t i) const { return inputs_[i]; }
   float loss(int64_t i) const { return losses_[i]; }
 
   // The sample and the position of the random numbers as arrays.
   struct State {
-    uint64_t offered_total = 0;
-    int64_t offered_in_window = 0;
-    std::vector<int64_t> ends;    // [size]; end of the lookups of each example.
-    std::vector<Lookup> lookups;  // [last end]
-    std::vector<float> losses;    // [size]
+    uint64_t offered_total = 0;     // Examples offered since the start.
+    int64_t offered_in_window = 0;  // Examples offered since the last Clear.
+    std::vector<int64_t> ends;      // [size]; end of the lookups of each example.
+    std::vector<Lookup> lookups;    // [last end]
+    std::vector<float> losses;      // [size]
   };
 
   State Export() const {

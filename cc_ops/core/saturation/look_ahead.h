@@ -8,19 +8,21 @@
 
 namespace slipstream {
 
-// Allows a pipeline to prepare one batch while another one trains, except across the end of a
-// window, because decisions change there. A prepared batch is therefore the same as a batch
-// prepared on demand. Thread-safe; multiple pipelines may share an object.
+// Allows a pipeline to prepare a batch while the model trains on the previous batch, but only if
+// both are in the same window. Decisions about examples change at the end of a window, therefore a
+// batch of the next window that was prepared earlier would differ from a batch prepared on demand.
+// Thread-safe; multiple pipelines may share an object.
 class LookAhead {
  public:
   // Begins or continues a window.
   //   batches: number of batches in the window; 0 for a window that never ends.
-  //   pulled: number of batches that were returned before.
+  //   pulled: number of batches of the window that pipelines have already returned.
   void BeginWindow(int64_t batches, int64_t pulled);
 
-  // Counts a batch that is returned. Returns whether the next batch may be prepared now. If so, the
-  // caller must call Made afterwards, even after an error.
+  // Counts a batch that a pipeline returns. Returns whether the pipeline may prepare the next batch
+  // now. If so, it must call Made when the preparation has ended, even with an error.
   bool Pull();
+  // Ends a preparation that Pull allowed.
   void Made();
 
   // A wait that another thread can cancel; owned by the waiting thread.
@@ -29,7 +31,7 @@ class LookAhead {
     bool is_cancelled_ = false;
   };
 
-  // Waits until no batch is being prepared. Returns false if the wait was cancelled.
+  // Waits until no batch is being prepared. Returns false if the wait was cancelled before that.
   bool Settle(Wait* wait);
   // Cancels a wait, even if it has not started.
   void Cancel(Wait* wait);

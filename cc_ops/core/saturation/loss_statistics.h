@@ -13,16 +13,19 @@ struct LossStatistics {
   // Odd, so that a prediction of 0.5 is in the middle of a bin.
   static constexpr int kBins = 511;
 
-  // A residual is 1 - exp(-loss), which is |p - y| for binary cross-entropy.
-  int64_t skippable = 0;  // Skippable examples; the sums over them follow.
-  double skippable_squared_residuals = 0.0;
+  // The residual of an example is 1 - exp(-loss), which is |prediction - label| for binary
+  // cross-entropy.
+  int64_t skippable = 0;                     // Number of skippable examples.
+  double skippable_squared_residuals = 0.0;  // Sum over these examples, without weights.
   // Sums over all examples, each weighted with the number of examples that it represents.
   double weight = 0.0, weighted_sum = 0.0, weighted_squared_residuals = 0.0;
-  int64_t not_finite = 0;
-  // Weights of examples by label (0, 1) and predicted probability, for the AUC.
+  int64_t not_finite = 0;  // Number of losses that were not finite and are in no sum.
+  // Sums of weights by label (0, 1) and by predicted probability in bins of equal width, for the
+  // AUC.
   std::array<std::array<double, kBins>, 2> histogram = {};
 
-  // loss: finite. stands_for: number of examples that this one represents, including itself.
+  // Adds an example. loss: finite binary cross-entropy. stands_for: the weight, i.e. the number of
+  // examples that this example represents, including itself.
   void Add(double loss, bool is_positive, bool is_skippable, double stands_for) {
     const double residual = -std::expm1(-loss);
     if (is_skippable) {

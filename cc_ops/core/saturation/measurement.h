@@ -10,8 +10,14 @@
 
 namespace slipstream {
 
-// Reads rows like RowStore::Gather and computes their drift. keys: [n]. snapshot, rows: [n, dim].
-// found, drift: [n]. The caller holds the mutex of the table.
+// Reads the rows of keys like RowStore::Gather and computes their drift. Rows on disk must be
+// loaded first. The caller holds the mutex of the table.
+//
+//   keys      [n].
+//   snapshot  [n, dim]; the rows at the start of the window.
+//   rows      [n, dim]; receives the present rows.
+//   found     [n]; receives whether a key has a row.
+//   drift     [n]; receives the distance of each row from its snapshot.
 void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* snapshot, int64_t n,
                  DriftMetric metric, const Parallel& parallel, float* rows, bool* found,
                  float* drift);

@@ -18,7 +18,7 @@ enum class PilotKind {
   kLabel,   // The base rate, which ignores the keys.
   kLinear,  // Logistic regression with one number per key.
   kFm,      // Factorization machine (Rendle, ICDM 2010) with a number and a factor per key.
-  kModel,   // The model predicts; the pilot has no parameters.
+  kModel,   // The trained model predicts; the pilot has no parameters.
 };
 
 struct PilotOptions {
@@ -27,19 +27,21 @@ struct PilotOptions {
   int64_t memory_bytes = 0;  // Bytes for the parameters of all keys.
 };
 
-// The training signal of an example.
+// The label and weight with which the pilot learns from an example.
 struct Lesson {
   float label = 0.0f;   // In [0, 1].
   float weight = 0.0f;  // With weight 0, only the base rate learns from the label.
 };
 
-// Keys share buckets by the hash of feature and key (feature hashing, Weinberger et al., ICML
-// 2009). Memory is therefore bounded, and no search is needed.
+// The parameters of a key are in a bucket: one number and, for kFm, a factor (a vector). The hash
+// of feature and key selects the bucket, which other keys may share (feature hashing, Weinberger et
+// al., ICML 2009). Memory is therefore bounded, and no search is needed.
 //
-// The parameters are trained with Adagrad, with one accumulator per factor. A step applies the
-// summed gradients of kExamplesOfAStep examples, because consecutive examples are often from one
-// user and would push that user's parameters back and forth. The log odds of the base rate, a
-// running mean, are added to the prediction. Not thread-safe; deterministic.
+// The parameters are trained with Adagrad, with one accumulator for the number and one for the
+// factor. A step applies the summed gradients of up to kExamplesOfAStep examples, because
+// consecutive examples are often from one user and would push that user's parameters back and
+// forth. The predicted log odds include the log odds of the base rate, which is the running mean of
+// the labels. Not thread-safe; deterministic.
 class Pilot {
  public:
   static constexpr int kMostFactors = 8;
@@ -54,24 +56,26 @@ class Pilot {
   // `options` must be valid. Throws std::bad_alloc.
   explicit Pilot(const PilotOptions& options);
 
-  // Predicts the examples in order and learns from them, kExamplesOfAStep at a time.
+  // Predicts the examples of a batch in order and learns from them, kExamplesOfAStep at a time and
+  // at the end of the batch.
   //   features: as in InputClassifier::Classify. Features of table `num_tables` are ignored. The
   //     parameters of multiple keys of one feature are averaged.
-  //   decide(i, probability): called once for each example; returns its Lesson.
+  //   decide(i, probability): called once for each example, with the predicted probability of label
+  //     1; returns the Lesson of the example.
   template <class Decide>
   void ForEach(const std::vector<FeatureView>& features, int num_tables, int64_t batch,
                const Decide& decide);
 
-  // The parameters for a checkpoint. Equal options give the same bucket numbers.
+  // The parameters for a checkpoint. A pilot with equal options gives a key the same bucket.
   struct State {
     std::vector<double> base;      // [2]; the base rate, and the number of steps in its mean.
-    std::vector<int64_t> buckets;  // [n]; buckets that were trained, ascending.
-    std::vector<float> numbers;    // [n, width]
-    int width = 0;
+    std::vector<int64_t> buckets;  // [n]; numbers of the buckets that were trained, ascending.
+    std::vector<float> numbers;    // [n, width]; contents of these buckets.
+    int width = 0;                 // Floats of a bucket.
   };
   State Export() const;
-  // Returns InvalidArgument, without changes, for arrays of other options and numbers that are not
-  // finite.
+  // Replaces all parameters. Returns InvalidArgument, without changes, for arrays that do not match
+  // the options and for numbers that are not finite.
   Status Import(const State& state);
 
   int64_t num_buckets() const { return num_buckets_; }
@@ -97,7 +101,7 @@ class Pilot {
     float numbers[8];
   };
 
-  // Lists the terms of the examples [begin, end) and prefetches their buckets.
+  // Sets terms_ and examples_ to the examples [begin, end) and prefetches their buckets.
   void List(const std::vector<FeatureView>& features, int num_tables, int64_t begin, int64_t end);
   float* BucketOf(int64_t key, uint64_t salt) const;
   // Lists the keys of one feature from `term` on; returns the end.
@@ -106,19 +110,22 @@ class Pilot {
   void Foresee();
   template <int kFactors>
   void ForeseeBy();
-  // Adds their gradients to the gradients of the step.
+  // Adds the gradients of the listed examples to the gradients of the step.
   void Collect();
+  // Adds the buckets of the listed examples to learning_.
   void Enlist();
   template <int kFactors>
   void CollectOf();
-  // Ends the step.
+  // Applies the gradients of the step to the buckets, and starts the next step.
   void Learn();
   template <int kFactors>
   void LearnOf();
   // The gradient of learning_[n] starts at n * padded_.
   float* factor_gradients() { return reinterpret_cast<float*>(factor_gradients_.data()); }
 
+  // Initializes all parameters.
   void Start();
+  // Updates the base rate with the labels of the step.
   void FollowBaseRate();
 
   static constexpr int64_t kExamplesAtOnce = 16;

@@ -1,4 +1,4 @@
-// Decides about an example from its score, identically on every device.
+// Decides whether an example is skippable and whether it is kept, identically on every device.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_SKIP_RULE_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_SKIP_RULE_H_
 
@@ -11,8 +11,8 @@
 namespace slipstream {
 
 enum class SkipMode {
-  kNone,          // No example is skippable.
-  kDrift,         // An example is skippable if its skip score is below the threshold.
+  kNone,   // No example is skippable.
+  kDrift,  // An example is skippable if its skip score (skip_score.h) is below the threshold.
   kForeseenLoss,  // Same, with |label - predicted probability| of a pilot as the score.
   kRandom,        // Control: each example is skippable with the same probability.
 };
@@ -20,18 +20,21 @@ enum class SkipMode {
 // Settings of a window.
 struct ClassifierSettings {
   SkipMode mode = SkipMode::kNone;
-  float threshold = 0.0f;     // Not NaN, at least 0; ignored by kNone and kRandom.
-  double random_share = 0.0;  // Probability of skipping, in [0, 1]; used by kRandom.
-  // Probability that a skippable example is kept, in [0, 1). For kForeseenLoss it is a minimum: a
-  // skippable example is kept with probability score / threshold, or with this one if it is larger.
+  float threshold = 0.0f;  // Not NaN, at least 0; ignored by kNone and kRandom.
+  // Probability that an example is skippable, in [0, 1]; used only by kRandom.
+  double random_share = 0.0;
+  // kDrift: probability that a skippable example is kept, in [0, 1). kForeseenLoss: minimum of this
+  // probability, in (0, 1); an example is kept with probability max(keep_rate, score / threshold).
+  // kRandom ignores it and keeps no skippable example.
   double keep_rate = 0.0;
-  bool is_shadow = false;  // Examples are found skippable, but all are kept.
+  // Whether all examples are kept with weight 1, for a dry run. Decisions are made as without it.
+  bool is_shadow = false;
 };
 
 // Returns InvalidArgument for a setting out of its range.
 Status ValidateSettings(const ClassifierSettings& settings);
 
-// Decision about an example. By default it is not skippable.
+// Decision about an example. By default the example is not skippable and is kept.
 struct SkipDecision {
   bool is_skippable = false;
   bool is_kept = true;  // In shadow mode, whether the example would be kept otherwise.
@@ -41,6 +44,7 @@ struct SkipDecision {
 
 // Results for the examples of a batch, each [batch].
 struct Classified {
+  // Writes the result for example i.
   SLIPSTREAM_HOST_DEVICE void Write(int64_t i, float its_score,
                                     const SkipDecision& decision) const {
     skippable[i] = decision.is_skippable;
@@ -53,12 +57,13 @@ struct Classified {
   float* weight;
 };
 
-// Returns a uniform number in [0, 1) with 53 bits.
+// Converts 64 random bits to a uniform number in [0, 1).
 SLIPSTREAM_HOST_DEVICE inline double UnitInterval(uint64_t random) {
   return static_cast<double>(random >> 11) * 0x1.0p-53;
 }
 
-// Returns the keep probability of an example by its predicted loss.
+// Returns the probability that kForeseenLoss keeps an example with this score; 1 if the example is
+// not skippable.
 SLIPSTREAM_HOST_DEVICE inline double ChanceByScore(const ClassifierSettings& settings,
                                                    float score) {
   if (!(score < settings.threshold)) return 1.0;

@@ -1,5 +1,8 @@
-// The skip score of an example (Slipstream, arXiv 2404.04270, input classifier block): the drift by
-// which it is classified.
+// The skip score of an example (Slipstream, arXiv 2404.04270, input classifier block).
+//
+// An example with m lookups is skippable if at least ceil(alpha * m) of its keys have a drift below
+// the threshold. This holds if the ceil(alpha * m)-th smallest drift is below the threshold, and
+// this drift is the score.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_SKIP_SCORE_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_SKIP_SCORE_H_
 
@@ -40,11 +43,11 @@ struct InputLookups {
   void EndInput() { ends.push_back(static_cast<int64_t>(lookups.size())); }
 
   std::vector<Lookup> lookups;
-  std::vector<int64_t> ends;  // End of the lookups of each example.
+  std::vector<int64_t> ends;  // [examples]; end of the lookups of each example.
   std::vector<float> drifts;  // Scratch memory of SkipScores.
 };
 
-// Computes the skip score of each example with the drifts in `index`. scores: [inputs].
+// Computes the skip score of each example with the drifts in `index`. scores: [examples].
 void SkipScores(const DriftIndex& index, double alpha, InputLookups* inputs, float* scores);
 
 }  // namespace slipstream
