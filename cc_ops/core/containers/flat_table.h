@@ -36,7 +36,7 @@ struct FlatTableView {
   static constexpr int64_t kLine = E::kLine;
 
   const Entry* entries = nullptr;  // [capacity]; at least one entry is free, so that probes end.
-  int64_t capacity = 0;            // 0, or a power of two; a multiple of kLine.
+  int64_t capacity = 0;            // A multiple of kLine; with linear probing 0 or a power of two.
   uint64_t seed = 0;               // Seed of the hash; see KeyedHash.
 
   int64_t bytes() const { return capacity * static_cast<int64_t>(sizeof(Entry)); }

@@ -31,8 +31,9 @@ class SealedFiles {
   // duplicating it fails.
   Status Add(int descriptor, std::string name);
 
-  // Creates a hard link to a file at a path and waits until it is on disk. If the file system does
-  // not allow the link, sets `is_linked` to false and returns OK.
+  // Creates a hard link to a file at a path and waits until it is on disk. If the link cannot be
+  // created, for example because the file system does not support it, sets `is_linked` to false and
+  // returns OK. Returns ResourceExhausted if the file cannot be brought to the disk.
   Status Link(size_t file, const std::string& path, bool* is_linked) const;
   // Copies a file to a path and waits until the copy is on disk. Returns ResourceExhausted if it
   // cannot be read or written.

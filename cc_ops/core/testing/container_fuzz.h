@@ -53,6 +53,7 @@ class Bytes {
     for (int i = 0; i < 8; ++i) word = word << 8 | Byte();
     return word;
   }
+  // Returns a number in [0, n), n at most 2^16.
   int64_t Below(int64_t n) { return (Byte() << 8 | Byte()) % n; }
 
   // Returns a key from a small or large set, at the ends of the range, or from keys that collide by
@@ -76,6 +77,7 @@ class Bytes {
         return static_cast<int64_t>(Word());
     }
   }
+  // Returns up to `most` keys.
   std::vector<int64_t> Keys(int64_t most) {
     std::vector<int64_t> keys(static_cast<size_t>(Below(most + 1)));
     for (int64_t& key : keys) key = Key();

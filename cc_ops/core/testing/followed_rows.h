@@ -1,4 +1,4 @@
-// A replica of a table's rows that is updated with RowStore::TakeChanges.
+// For tests: a copy of the rows of a table that is updated with RowStore::TakeChanges.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_FOLLOWED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_FOLLOWED_ROWS_H_
 
@@ -22,7 +22,7 @@ struct FollowedRow {
 
 using RowsByKey = std::map<int64_t, FollowedRow>;
 
-// Returns the rows of entries of a table.
+// Returns the rows of the given entries of a table; empty if the export fails.
 inline RowsByKey RowsOf(const EmbeddingTable& table, const std::vector<HashIndex::Entry>& entries) {
   const auto dim = static_cast<size_t>(table.dim());
   const auto slots = static_cast<size_t>(table.slots_per_row());
@@ -50,7 +50,7 @@ inline RowsByKey RowsOf(const EmbeddingTable& table, const std::vector<HashIndex
 }
 
 struct FollowedRows {
-  // Updates the replica and returns the changes.
+  // Applies the changes of the table since the last call to `rows`, and returns them.
   RowChanges Follow(EmbeddingTable* table) {
     RowChanges changes = table->rows().TakeChanges(number);
     if (changes.is_all) rows.clear();

@@ -18,6 +18,7 @@ namespace slipstream {
 
 constexpr int64_t kDim = 4;
 
+// Returns an empty table. kind: name of its update rule.
 inline std::unique_ptr<EmbeddingTable> MakeTable(const std::string& kind, int64_t capacity = 0) {
   TableOptions options;
   options.name = "t";
@@ -39,6 +40,7 @@ struct Request {
   SendBufferView Keys() const {
     return {1, sizes.data(), keys.data(), static_cast<int64_t>(keys.size()), nullptr, 0};
   }
+  // Reads the rows from the owner and stores the message.
   Status Pull(const std::vector<EmbeddingTable*>& tables, bool create_missing,
               bool with_summary = false) {
     PullOptions options;

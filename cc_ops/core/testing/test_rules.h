@@ -14,7 +14,8 @@ inline std::vector<std::string> AllRuleNames() {
   return {std::begin(AllRules::kNames), std::end(AllRules::kNames)};
 }
 
-// numbers: replace the first default parameters.
+// Returns the rule with this name. numbers: values for its first parameters; the others have their
+// defaults.
 inline UpdateRule RuleNamed(const std::string& name, const std::vector<float>& numbers = {}) {
   UpdateRule rule;
   const std::vector<std::string> names = AllRuleNames();

@@ -10,6 +10,7 @@
 
 namespace slipstream {
 
+// Returns a Parallel with n threads that runs each task on a new thread.
 inline Parallel Threads(int n) {
   Parallel parallel;
   parallel.threads = n;

@@ -1,4 +1,4 @@
-// A table that is trained on given keys and gradients.
+// For tests: a table that is trained on given keys and gradients.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_TRAINING_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_TEST_TRAINING_H_
 
@@ -51,12 +51,14 @@ struct Training {
     ASSERT_TRUE(ApplyGradients(workspace.plan, gradients, rate, parallel).ok());
   }
 
+  // Returns the values of all rows, by ascending key, and then their slots.
   std::vector<float> State() const {
     TableContents contents = table->Export();
     contents.rows.insert(contents.rows.end(), contents.slots.begin(), contents.slots.end());
     return contents.rows;
   }
 
+  // Returns the values and slots of a row, which must exist and be stored as floats.
   std::vector<float> Row(int64_t key) const {
     const float* row = RowLayout::Floats(table->rows().Find(key));
     return std::vector<float>(row, row + dim + table->slots_per_row());
@@ -77,7 +79,7 @@ struct Training {
   std::function<void()> between;  // Called between the lookup and the update of a step.
 };
 
-// Runs the same random steps for every training.
+// Trains `steps` random batches. Equal arguments give the same batches.
 inline void TrainAtRandom(Training* training, int steps, int features = 1, uint64_t seed = 5) {
   std::mt19937_64 random(seed);
   for (int step = 0; step < steps; ++step) {

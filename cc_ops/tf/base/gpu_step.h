@@ -20,7 +20,8 @@
 
 namespace slipstream {
 
-// what: The action that failed, for the error message.
+// Returns a CUDA error as an Internal error that names the op. what: the text for the message, for
+// example "could not be launched".
 inline absl::Status Checked(tensorflow::OpKernelContext* context, cudaError_t error,
                             const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -28,6 +29,7 @@ inline absl::Status Checked(tensorflow::OpKernelContext* context, cudaError_t er
       absl::StrCat(context->op_kernel().type_string(), " ", what, ": ", cudaGetErrorString(error)));
 }
 
+// Returns the stream on which the op must enqueue its work.
 inline cudaStream_t StreamOf(tensorflow::OpKernelContext* context) {
   return context->eigen_device<Eigen::GpuDevice>().stream();
 }
@@ -35,9 +37,11 @@ inline cudaStream_t StreamOf(tensorflow::OpKernelContext* context) {
 // Base of kernels whose number of output rows is computed on the GPU. The kernel does not block a
 // thread to wait for that number: it enqueues all work and a copy of the counts to pinned memory.
 // Then a callback of the stream lets another thread slice the outputs, without a further launch.
+//
+// A derived class implements Enqueue, which creates an object of a class derived from Launch.
 class CountedGpuKernel : public tensorflow::AsyncOpKernel {
  public:
-  // Everything that the enqueued work uses; it must live until the work is done.
+  // The memory that the enqueued work uses. The kernel deletes it after the outputs were set.
   class Launch {
    public:
     virtual ~Launch() = default;
@@ -87,7 +91,7 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
   }
 
  protected:
-  // Enqueues the work on the op's stream, the copy of the counts last.
+  // Enqueues the work on the stream of the op, with CopyCounts last, and sets `launch`.
   virtual absl::Status Enqueue(tensorflow::OpKernelContext* context,
                                std::unique_ptr<Launch>* launch) = 0;
 
@@ -97,7 +101,8 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
         tensorflow::DT_UINT8, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), workspace);
   }
 
-  // On the GPU and in pinned memory, so that the copy is asynchronous.
+  // Allocates `counts` and `counts_on_host` of a launch, [n] each. The latter is pinned memory, so
+  // that the copy is asynchronous.
   static absl::Status AllocateCounts(tensorflow::OpKernelContext* context, int64_t n,
                                      Launch* launch) {
     tensorflow::AllocatorAttributes pinned;
@@ -108,6 +113,7 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
     return context->allocate_temp(tensorflow::DT_INT64, shape, &launch->counts_on_host, pinned);
   }
 
+  // Enqueues the copy of the counts to the host.
   static absl::Status CopyCounts(tensorflow::OpKernelContext* context, Launch* launch) {
     return Checked(
         context,

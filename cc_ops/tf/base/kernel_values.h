@@ -17,12 +17,13 @@
 
 namespace slipstream {
 
+// Returns a status of the core as a TensorFlow status with the same code and message.
 absl::Status ToAbsl(const Status& status);
 
 // Returns the framework's threads of this device, for functions of the core.
 Parallel ParallelOf(tensorflow::OpKernelContext* context);
 
-// The size that a letter represents in a shape.
+// The size that a letter represents in the shapes of CheckInputs, for example {'d', 16}.
 struct KnownSize {
   char name;
   int64_t size;
@@ -30,11 +31,13 @@ struct KnownSize {
 
 // Returns InvalidArgument, with the name of the input, unless the inputs from `first` on have the
 // shapes in `text`, for example "keys: [n], sums: [n, d], steps: [2]". A letter is the same size
-// everywhere, and ? is any size. `table` is the name of the table for the error, or empty.
+// everywhere, and ? is any size. known: sizes of letters that the caller knows. table: the name of
+// the table for the error, or null.
 absl::Status CheckInputs(tensorflow::OpKernelContext* context, int first, const char* text,
                          std::initializer_list<KnownSize> known = {},
                          const std::string* table = nullptr);
 
+// Reads an input that must be a scalar. Returns InvalidArgument, with `name`, if it is not.
 template <class T>
 absl::Status ReadScalar(tensorflow::OpKernelContext* c, int input, const char* name, T* value) {
   const tensorflow::Tensor& tensor = c->input(input);
@@ -79,6 +82,7 @@ absl::Status Output(tensorflow::OpKernelContext* c, int index, const std::vector
   return Output(c, index, tensorflow::TensorShape({static_cast<int64_t>(values.size())}), values);
 }
 
+// Outputs a value as a scalar.
 template <class T>
 absl::Status OutputScalar(tensorflow::OpKernelContext* c, int index, T value) {
   T* out = nullptr;

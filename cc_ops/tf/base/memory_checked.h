@@ -42,8 +42,8 @@ class MemoryChecked final : public Kernel {
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), \
                           slipstream::MemoryChecked<__VA_ARGS__>)
 
-// host_memory: Inputs and outputs in host memory in addition to `handle`, for example
-// .HostMemory("keys").
+// Registers a GPU kernel. host_memory: the inputs and outputs in host memory in addition to
+// `handle`, for example .HostMemory("keys").
 #define SLIPSTREAM_ON_GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
 #define SLIPSTREAM_GPU_KERNEL(name, host_memory, ...)          \
   REGISTER_KERNEL_BUILDER(SLIPSTREAM_ON_GPU(name) host_memory, \

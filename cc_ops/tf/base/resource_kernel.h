@@ -19,7 +19,8 @@
 
 namespace slipstream {
 
-// Content: A default-constructible class with `std::string Describe() const`.
+// A resource whose content is replaced as a whole. Content: a default-constructible class with
+// `std::string Describe() const`.
 template <class Content>
 class ReplacedResource : public tensorflow::ResourceBase {
  public:

@@ -37,7 +37,8 @@ struct OnCpu {
   }
 };
 
-// Replaces the content of a resource with a table that `build(table)` fills.
+// Replaces the content of a resource by a table that build(&table) fills. Device: OnCpu or OnGpu.
+// Returns the errors of `build`; the content is unchanged then.
 template <class Device, class Table, class Resource, class Build>
 absl::Status ReplaceTable(tensorflow::OpKernelContext* context, Resource* resource,
                           const Build& build) {
@@ -48,7 +49,7 @@ absl::Status ReplaceTable(tensorflow::OpKernelContext* context, Resource* resour
   return absl::OkStatus();
 }
 
-// The inputs are in host memory.
+// Replaces the content of a key set by input 1, which is in host memory.
 template <class Device>
 absl::Status AssignKeySet(tensorflow::OpKernelContext* context, KeySetResource* resource) {
   TF_RETURN_IF_ERROR(CheckInputs(context, 1, "keys: [n]"));

@@ -57,7 +57,8 @@ class DeferredGradientsResource : public tensorflow::ResourceBase {
   const int64_t dim;
   std::mutex mutex;  // guards all members below
   DeferredTensors tensors;
-  // `step` is the number of the last step; `flushes` and the other members apply to the next one.
+  // `step` is the number of the last step. The other members, for example `flushes`, are for the
+  // next step.
   DeferralRule rule;
   bool is_shadow = false;
   // Counts so far. On a GPU the counts of a step arrive after the step, so no size depends on them.
@@ -132,8 +133,8 @@ absl::Status ReadBuffers(tensorflow::OpKernelContext* context, DeferredGradients
   return absl::OkStatus();
 }
 
-// Replaces the buffers of the resource with new buffers that hold these contents. The conditions of
-// ReadBuffers apply.
+// Replaces the buffers of the resource by new buffers of this capacity with these contents. The
+// caller holds the mutex. This function may wait for the device, too. Device: as for ReadBuffers.
 template <class Device>
 absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capacity,
                             const DeferredContents& contents, DeferredGradientsResource* resource) {
@@ -155,6 +156,7 @@ absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capaci
   return absl::OkStatus();
 }
 
+// Reads a scalar input and checks that it is in [least, most].
 inline absl::Status ReadFrom(tensorflow::OpKernelContext* context, int input, const char* name,
                              int64_t least, int64_t most, int64_t* value) {
   TF_RETURN_IF_ERROR(ReadScalar(context, input, name, value));

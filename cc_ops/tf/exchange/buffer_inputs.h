@@ -13,7 +13,8 @@
 
 namespace slipstream {
 
-// Reads the inputs sizes, keys and, with `has_values`, values, starting at input `first`.
+// Reads the inputs sizes, keys and, with `has_values`, values, starting at input `first`. of_rank:
+// number of sizes per rank, which is the number of tables.
 inline absl::Status ReadBuffer(tensorflow::OpKernelContext* c, int first, int64_t of_rank,
                                bool has_values, SendBufferView* view) {
   TF_RETURN_IF_ERROR(CheckInputs(c, first, "sizes: [?, r], keys: [?]", {{'r', of_rank}}));

@@ -18,10 +18,12 @@ namespace slipstream {
   "wire_dtype: Scalar. Data type of the values: 0 float32, 1 bfloat16, 2 float16, 3 " \
   "int8 with one scale per row.\n"
 
-// Message lengths for each data type, because messages of different types differ in length.
+// Chooses message lengths separately for each data type, because messages of different types differ
+// in length.
 using LengthsByDtype = std::array<SteadyLengths, kRowDtypes>;
 
-// Reads the input wire_dtype.
+// Reads the input wire_dtype, which is input `index`. Returns InvalidArgument for an unknown
+// number.
 inline absl::Status ReadRowDtype(tensorflow::OpKernelContext* c, int index, RowDtype* dtype) {
   int32_t number = 0;
   TF_RETURN_IF_ERROR(ReadScalar(c, index, "wire_dtype", &number));

@@ -27,6 +27,7 @@ class HotKeysResource : public tensorflow::ResourceBase {
     return absl::StrCat("SlipstreamHotKeys of 2^", log2_width_, " counters a row");
   }
 
+  // Number of counters in all rows of the sketch.
   int64_t num_counters() const { return int64_t{AccessSketch::kRows} << log2_width_; }
   HotKeySketch View() {
     return {{counters.flat<int64_t>().data(), log2_width_},
@@ -34,7 +35,7 @@ class HotKeysResource : public tensorflow::ResourceBase {
             reinterpret_cast<uint64_t*>(challenges.flat<int64_t>().data())};
   }
 
-  // Only one step at a time changes the counts.
+  // Lock it to read or change the tensors.
   std::mutex mutex;
   // int64 [num_counters()] each, in device memory.
   tensorflow::Tensor counters, owners, challenges;
@@ -43,7 +44,8 @@ class HotKeysResource : public tensorflow::ResourceBase {
   const int log2_width_;
 };
 
-// A Device calls or launches the functions of cc_ops/core for the device:
+// Creates the sketch. Device is a class of static functions that call the functions of cc_ops/core
+// on the CPU or launch them on a GPU, here and below:
 //   Fill(context, value, tensor)    sets all values of an int64 tensor of the device
 //   Copy(context, from, to)         copies a tensor of the device
 //   Count(context, hot, keys, counts, n, unit), Decay(context, sketch, factor),

@@ -18,11 +18,14 @@ namespace slipstream {
 // The attribute "combiners": how the rows of each feature are pooled.
 class FeatureCombiners {
  public:
+  // Reads the attribute. Returns InvalidArgument unless it has one combiner per feature.
   absl::Status Init(tensorflow::OpKernelConstruction* context, int num_features);
-  // Separates features that are not pooled.
+  // Calls FeatureView::TakeApart for the features that are not pooled.
   void TakeApart(std::vector<FeatureView>* features) const;
 
+  // Returns whether the combiner of a feature is "none".
   bool is_unpooled(int feature) const { return is_unpooled_[feature]; }
+  // Returns one combiner per feature; kSum for features that are not pooled.
   const std::vector<Combiner>& list() const { return combiners_; }
 
  private:
@@ -67,7 +70,8 @@ class LookupOpBase : public tensorflow::OpKernel {
   explicit LookupOpBase(tensorflow::OpKernelConstruction* context);
 
  protected:
-  // The tables, the features of this step, and the outputs for their vectors.
+  // Reads the tables and the features of this step, and allocates the outputs of the op for the
+  // pooled vectors. `resources` keeps the tables alive. outputs: one per feature.
   absl::Status Prepare(tensorflow::OpKernelContext* context, TableResources* resources,
                        std::vector<EmbeddingTable*>* tables, std::vector<FeatureView>* features,
                        std::vector<PooledOutput>* outputs) const;

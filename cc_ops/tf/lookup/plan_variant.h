@@ -28,11 +28,13 @@ struct PlanVariant {
   bool Decode(const tensorflow::VariantTensorData&) { return false; }
 };
 
-// Returns the plan in an input.
+// Returns the plan in an input. Returns InvalidArgument if the input has no plan.
 absl::Status ReadPlan(tensorflow::OpKernelContext* context, int input, const PlanVariant** plan);
+// Outputs a plan as a scalar.
 absl::Status OutputPlan(tensorflow::OpKernelContext* context, int output, PlanVariant plan);
 
-// Returns the plan in input 0, and views of the inputs "gradients", one per feature.
+// Returns the plan in input 0, and views of the inputs "gradients", one per feature. Returns
+// InvalidArgument if the gradients do not have the shapes of the pooled outputs of the lookup.
 absl::Status ReadPlanAndGradients(tensorflow::OpKernelContext* context, const LookupPlan** plan,
                                   std::vector<PooledGradient>* gradients);
 

@@ -14,8 +14,8 @@
 
 namespace slipstream {
 
-// Reads the attributes `mode` (the registration limits its values) and `is_shadow`, and inputs 1 to
-// 3.
+// Reads the attributes `mode` (the registration limits its values) and `is_shadow`, and the inputs
+// threshold, random_share and keep_rate, which are inputs 1 to 3.
 inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
                                  ClassifierSettings* settings) {
   std::string mode;
@@ -29,7 +29,8 @@ inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
   return ReadScalar(context, 3, "keep_rate", &settings->keep_rate);
 }
 
-// Inputs 1 to 3, [n] each, in host memory: a table index, a key and a number per key.
+// Inputs 1 to 3, [n] each, in host memory: for each key the index of its table, the key and a
+// number.
 struct NumbersOfKeys {
   absl::Status Read(tensorflow::OpKernelContext* context) {
     TF_RETURN_IF_ERROR(CheckInputs(context, 1, "tables: [n], keys: [n], values: [n]"));
@@ -46,7 +47,7 @@ struct NumbersOfKeys {
   int64_t n = 0;
 };
 
-// Allocates outputs 0 to 2.
+// Allocates the outputs skippable, score and weight, which are outputs 0 to 2.
 inline absl::Status AllocateClassified(tensorflow::OpKernelContext* context, int64_t batch,
                                        Classified* result) {
   const tensorflow::TensorShape shape({batch});

@@ -36,7 +36,8 @@ class DriftClassifierResource : public ReplacedResource<DriftContent> {
     classifier_.settings = settings;
   }
 
-  // The settings for a batch, and the number of its first example since the start.
+  // Returns the classifier for a batch of `batch` examples. Sets the number of its first example
+  // since the start.
   DriftClassifier Begin(int64_t batch, uint64_t* first_number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     *first_number = inputs_;
@@ -52,7 +53,7 @@ class DriftClassifierResource : public ReplacedResource<DriftContent> {
   uint64_t inputs_ = 0;
 };
 
-// Inputs 1 to 3 are in host memory.
+// Replaces the drifts by inputs 1 to 3, which are in host memory.
 template <class Device>
 absl::Status SetDrifts(tensorflow::OpKernelContext* context, DriftClassifierResource* resource) {
   NumbersOfKeys given;
@@ -63,7 +64,8 @@ absl::Status SetDrifts(tensorflow::OpKernelContext* context, DriftClassifierReso
   });
 }
 
-// Checks the shapes of the inputs, allocates the outputs, and calls the device for the rest:
+// Checks the shapes of the inputs, allocates the outputs, and calls static functions of Device:
+//   CheckSplits(lookups)   Returns InvalidArgument for invalid row splits, if it can read them.
 //   Classify(context, content, classifier, lookups, first_number, result)
 template <class Device>
 absl::Status ClassifyBatch(tensorflow::OpKernelContext* context,
@@ -84,6 +86,7 @@ absl::Status ClassifyBatch(tensorflow::OpKernelContext* context,
   return Device::Classify(context, *resource->content(), classifier, lookups, first_number, result);
 }
 
+// Changes the settings of the classifier.
 inline absl::Status ConfigureDriftClassifier(tensorflow::OpKernelContext* context,
                                              DriftClassifierResource* resource) {
   ClassifierSettings settings;
@@ -93,7 +96,8 @@ inline absl::Status ConfigureDriftClassifier(tensorflow::OpKernelContext* contex
   return absl::OkStatus();
 }
 
-// The function is the same on both devices: only the memory type of the handle differs.
+// Outputs the handle of a new classifier. The function is the same on both devices: only the memory
+// type of the handle differs.
 inline absl::Status CreateDriftClassifier(tensorflow::OpKernelContext* context) {
   int num_tables = 1;
   int64_t seed = 0;

@@ -12,8 +12,8 @@
 
 namespace slipstream {
 
-// Device: Run(context, rows, dim, metric, drift) fills drift [rows] from the inputs
-// current and snapshot, [rows, dim].
+// Computes the drift of rows. Device::Run(context, rows, dim, metric, drift) fills drift [rows]
+// from the inputs current and snapshot, [rows, dim].
 template <class Device>
 class RowDriftKernel : public tensorflow::OpKernel {
  public:

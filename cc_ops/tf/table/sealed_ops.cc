@@ -53,7 +53,8 @@ index: Scalar. Index of the file in `names` of SlipstreamTableSeal.
 path: Scalar. No file may exist there.
 copies: Whether the file is copied. Otherwise the op creates a hard link, which not every file
   system supports.
-is_saved: Scalar. False if the file system refused the link. Then run the op with `copies`.
+is_saved: Scalar. False if the link could not be created, for example because the file system does
+  not support it. Then run the op with `copies`.
 )doc");
 
 REGISTER_OP("SlipstreamReadSealedRows")

@@ -65,7 +65,7 @@ inline absl::Status CheckInputs(tensorflow::OpKernelContext* context, int first,
 
 }  // namespace slipstream
 
-// kRun: A function as for OnTable.
+// Registers a CPU kernel of the op "SlipstreamTable" name. kRun: a function as for OnTable.
 #define SLIPSTREAM_TABLE_KERNEL(name, kRun) \
   SLIPSTREAM_CPU_KERNEL("SlipstreamTable" name, ResourceKernel<OnTable<kRun>>)
 
