@@ -11,11 +11,11 @@
 #define SLIPSTREAM_SIMD_CLONES
 #endif
 
-// For functions that a clone calls: inlined, they are compiled for the instruction set of the
-// clone.
+// For functions that a function with SLIPSTREAM_SIMD_CLONES calls. They are inlined and therefore
+// compiled for each of its instruction sets.
 #define SLIPSTREAM_ALWAYS_INLINE inline __attribute__((always_inline))
 
-// The same for a lambda in a clone.
+// The same for a lambda in such a function.
 #define SLIPSTREAM_LAMBDA_INLINE __attribute__((always_inline))
 
 // For functions that only prefetch. GCC treats such a function as one without effects and drops

@@ -11,16 +11,18 @@
 
 namespace slipstream {
 
-// Sums the gradients of every key of a bucket and applies the rule. next: the thread's following
-// bucket. The row pointers of the plan must be valid; keys without a row are skipped.
+// Sums the gradients of every key of a bucket and applies the update rule of the table to its row.
+// next: number of the bucket that the thread updates afterwards, whose rows are prefetched. The row
+// pointers of the plan must be valid; keys without a row are skipped.
 //
-// For tables of float rows without transforms; no row of the bucket may be masked.
+// For tables of float rows without transforms. No row of the bucket may be masked.
 void UpdatePlainRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);
 // For tables of float rows; skips masked rows and applies transforms.
 void UpdateRowsWithAll(const BucketUpdate& update, int64_t next, RowScratch* scratch);
 // As UpdatePlainRows, for tables with rows that are not stored as floats.
 void UpdateNarrowRows(const BucketUpdate& update, int64_t next, RowScratch* scratch);
 
+// Returns the counters of the shard of a bucket.
 inline UpdateCounts* CountsOf(const BucketUpdate& update) {
   return &update.table->updates().shard(update.bucket % kNumShards)->counts;
 }

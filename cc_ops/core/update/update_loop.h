@@ -27,7 +27,7 @@
 
 namespace slipstream {
 
-// Number of rows, and of uses, that are prefetched ahead.
+// Number of rows, and of uses (Occurrence), by which prefetches are ahead.
 constexpr int64_t kUpdatePrefetch = 8;
 constexpr int64_t kFloatBytes = sizeof(float);
 
@@ -187,6 +187,7 @@ SLIPSTREAM_ALWAYS_INLINE void SumUses(const LookupPlan& plan,
 // The examples of a batch that belong to one simulated rank: an even split of each feature's
 // examples.
 struct RankShare {
+  // Returns whether a use is in an example of the rank.
   bool Has(const LookupPlan& plan, const Occurrence& use) const {
     const CellRange own = CellsOf(rank, ranks, plan.examples[use.feature]);
     return use.example >= own.begin && use.example < own.end;

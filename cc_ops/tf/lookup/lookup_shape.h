@@ -17,7 +17,7 @@
   "combiners: For each feature, how the rows of an example become one vector: the "  \
   "weighted sum, divided by 1, sum(w) or sqrt(sum(w^2)). 'none': not pooled.\n"      \
   "is_stacked: Whether there is one output [batch, features, dim] instead of one "   \
-  "[batch, dim] per feature.\n"                                                      \
+  "[batch, dim] per feature. It requires equal dims and pooled features.\n"          \
   "handles: Scalars. The tables, each once.\n"                                       \
   "pooled: float32 [batch, dim] for each feature, or [batch, features, dim]. For a " \
   "feature that is not pooled: [number of keys including padding, dim].\n" SLIPSTREAM_FEATURE_DOC

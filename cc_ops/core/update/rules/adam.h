@@ -30,8 +30,9 @@ struct AdamMoments : RuleBase {
     }
   }
 
-  // Movement without momentum: rate * |gradient| over the root of the updated second moment, so
-  // that a sum of n similar gradients counts as n steps.
+  // Returns the Movement (UpdateRule) for second moments v ([dim]), without momentum: rate *
+  // |gradient| over the root of the updated second moment, so that a sum of n similar gradients
+  // counts as n steps.
   SLIPSTREAM_ALWAYS_INLINE float MovementBeside(float rate, int64_t dim, const float* gradient,
                                                 const float* v) const {
     return rate * Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {

@@ -18,7 +18,8 @@ template <class... Rules>
 struct RuleList {
   static constexpr int kCount = sizeof...(Rules);
 
-  // Calls f with the selected rule, as its own type. Must be inlined.
+  // Calls f(r), where r is an object of the selected rule's own type, for example Adagrad. `f` must
+  // be inlined.
   template <class F>
   static SLIPSTREAM_ALWAYS_INLINE void Visit(const UpdateRule& rule, const F& f) {
     int index = 0;

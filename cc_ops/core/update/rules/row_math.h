@@ -11,9 +11,9 @@
 
 namespace slipstream {
 
-// Sum of squares in a fixed order that vectorizes: value j is added to part j % 8, then parts are
-// added in pairs. Explicit vectors, because compilers would otherwise split the surrounding loops,
-// too.
+// Returns the sum of squares of `values` ([dim]), added in a fixed order that vectorizes: value j
+// is added to part j % 8, then parts are added in pairs. Explicit vectors, because compilers would
+// otherwise split the surrounding loops, too.
 SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict__ values) {
   constexpr int64_t kParts = 8;
   using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
@@ -66,6 +66,7 @@ SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
   return largest;
 }
 
+// Returns the largest square of `values` ([dim]), or a NaN if there is one.
 SLIPSTREAM_ALWAYS_INLINE float LargestSquare(int64_t dim, const float* values) {
   return Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE { return values[j] * values[j]; });
 }
