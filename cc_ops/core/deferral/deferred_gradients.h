@@ -50,8 +50,8 @@ class DeferredGradients {
   }
 
   // Adds a sum with undefined values for an absent key, as the youngest sum, and returns its index.
-  // step: number of the update, at least that of all earlier sums. Note: invalidates pointers
-  // returned by Sum. Throws std::bad_alloc (strong exception guarantee).
+  // step: number of the update, which never decreases. Note: invalidates pointers returned by Sum.
+  // Throws std::bad_alloc (strong exception guarantee).
   uint32_t Insert(int64_t key, int64_t step);
 
   void Remove(uint32_t index);

@@ -1,5 +1,5 @@
 // Classifies the examples of a batch by drift or at random, without sample, counters and pilot.
-// Scores and decisions are the same as those of InputClassifier::Classify.
+// Scores and decisions equal the results of InputClassifier::Classify.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 #define SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CLASSIFICATION_H_
 

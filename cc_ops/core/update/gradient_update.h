@@ -19,8 +19,9 @@ struct PooledGradient {
   int64_t stride = 0;
 };
 
-// Returns InvalidArgument with the place of a gradient or the learning rate that is not finite.
-// gradients: one per feature of the plan.
+// Returns InvalidArgument, with its place, for the first gradient that is not finite, and for a
+// learning rate that is not finite or does not match the number of tables. gradients: one per
+// feature of the plan.
 Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                    const LearningRates& rates, const Parallel& parallel);
 

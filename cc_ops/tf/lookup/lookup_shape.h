@@ -24,8 +24,8 @@
 
 namespace slipstream {
 
-// Shape function of ops whose inputs are handles, features and then any others, and whose outputs
-// are the pooled vectors and at most one plan.
+// Shape function of lookups. The inputs are handles, features and then any others. The outputs are
+// the pooled vectors and at most one plan.
 absl::Status LookupShape(tensorflow::shape_inference::InferenceContext* context);
 
 }  // namespace slipstream
