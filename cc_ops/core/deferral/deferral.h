@@ -91,7 +91,7 @@ SLIPSTREAM_HOST_DEVICE inline int64_t* CounterOf(Decision decision, UpdateCounts
 }
 
 // Adds a decision to `counts`. has_gradient: whether it is about a gradient of this step; false for
-// a deferred gradient whose key has no gradient in this step.
+// a deferred gradient of a key without a gradient in this step.
 inline void Count(Decision decision, bool has_gradient, UpdateCounts* counts) {
   if (int64_t* counter = CounterOf(decision, counts)) ++*counter;
   counts->sent += IsDue(decision);

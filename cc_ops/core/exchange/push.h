@@ -33,8 +33,8 @@ namespace slipstream {
 struct CollectOptions {
   LearningRates learning_rate;  // Used to compute how far a sum would move its row.
   int ranks = 1;                // Number of owners of keys; with 1, all rows go to all ranks.
-  // Whether the collection counts as an update of the tables. Set it for tables of replicas, whose
-  // gradients are applied to the tables of the owners.
+  // Whether the collection counts as an update of the tables. Set it for tables of replicas,
+  // because their gradients are applied by the owners.
   bool advance_step = false;
   // Whether gradients that are not finite are allowed. The call then collects as if all gradients
   // were 0, removes due deferred gradients from the tables, and sets all values to NaN.

@@ -29,8 +29,9 @@ namespace slipstream {
 //   workspace  Receives the plan for the update. It may come from an earlier lookup.
 //
 // Returns InvalidArgument for more than kMaxBatch examples (key_sort.h), and ResourceExhausted if
-// the rows do not fit in a bounded table or in memory. On an error no row was created, unless
-// memory ran out or the disk failed. The tables are consistent in any case.
+// the rows do not fit in a bounded table or in memory. On an error no row was created. Note: rows
+// may have been created if memory ran out or the disk failed. The tables are consistent in any
+// case.
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,

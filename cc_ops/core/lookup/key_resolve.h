@@ -22,8 +22,8 @@ struct PooledOutput {
 
 // Destinations of the rows that are found.
 struct RowTargets {
-  // [features]. The output of a feature whose vectors are rows, because each example has one
-  // unweighted key. For features that are pooled, `data` is null.
+  // [features]. The output of a feature with one unweighted key per example, where each vector is a
+  // row. For features that are pooled, `data` is null.
   std::vector<PooledOutput> copied;
   // The row at each key position (Positions in key_sort.h) of the pooled features; null if there
   // are none.

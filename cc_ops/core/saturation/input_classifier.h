@@ -28,7 +28,7 @@
 namespace slipstream {
 
 struct ClassifierOptions {
-  // Number of tables. A feature whose FeatureView::table equals it is ignored.
+  // Number of tables. Features with this number as FeatureView::table are ignored.
   int num_tables = 1;
   // Fraction of the lookups of an example that must be saturated, in (0, 1].
   double alpha = 1.0;

@@ -97,8 +97,8 @@ class RowLog {
   //
   //   room(rows)                 Receives the number of live rows. If it returns false, the
   //                              compaction is postponed to the next call.
-  //   visit(key, row, position)  Called for the rows of the block, also for dropped rows. It must
-  //                              append each live row again and drop its old position.
+  //   visit(key, row, position)  Called for the rows of the block, also for dropped rows. Note: it
+  //                              must append each live row again and drop its old position.
   //
   // Returns DataLoss if the block cannot be read back.
   template <class Room, class Visit>

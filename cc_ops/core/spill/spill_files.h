@@ -39,8 +39,8 @@ class SpillFiles {
   // Takes an unused block and allocates its space on disk. Returns ResourceExhausted if the disk is
   // full.
   Status Take(Extent* extent);
-  // Releases a block. A file whose blocks are all released is removed, except the file in which new
-  // blocks are taken.
+  // Releases a block. When all blocks of a file are released, the file is removed, unless new
+  // blocks are still taken in it.
   void Release(Extent extent);
 
   // Adds all files with taken blocks to `sealed`, and their numbers to `numbers`. Blocks that are

@@ -26,7 +26,8 @@ class ShardFlags {
  public:
   // Returns the RowFlag bits of the row with this index within the shard.
   uint8_t Of(uint32_t index) const { return index < flags_.size() ? flags_[index] : 0; }
-  // Returns false only if no row of the shard has a flag. True does not mean that one has.
+  // Returns false only if no row of the shard has a flag. Note: it may return true without any
+  // flag.
   bool any() const { return !flags_.empty(); }
   SLIPSTREAM_PREFETCHES void Prefetch(uint32_t index) const {
     if (index < flags_.size()) __builtin_prefetch(&flags_[index], 1);

@@ -182,9 +182,9 @@ class RowStore {
   // Returns the errors of SpilledRows::Load, and ResourceExhausted if the rows exceed the memory.
   Status BringIn(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                  const Parallel& parallel);
-  // Divides the keys [n] into ranges whose rows fit in memory. For each range, it loads the rows
-  // with BringIn and then calls fn(begin, end). There is one range unless rows spill. Returns the
-  // errors of BringIn, after which fn is not called for the remaining ranges.
+  // Divides the keys [n] into ranges, so that the rows of a range fit in memory. For each range, it
+  // loads the rows with BringIn and then calls fn(begin, end). There is one range unless rows
+  // spill. Returns the errors of BringIn, after which fn is not called for the remaining ranges.
   template <class Fn>
   Status ForPartsInMemory(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                           const Parallel& parallel, const Fn& fn) {
@@ -345,11 +345,11 @@ class RowStore {
   // Exports everything except the update step, which UpdateState counts. An error of reading from
   // disk is stored in `status`; the contents are incomplete then.
   TableContents Export(Status* status = nullptr) const;
-  // Returns the changes since the last call, whose RowChanges::number must be `since`; otherwise
-  // all rows. For tables in memory only. The first call starts to track changes, which takes one
-  // byte per row. Tracking stops when the list of removed keys gets longer than the rows and the
-  // capacity together, because then probably no more calls follow. Tables whose rows all change at
-  // every update are not tracked.
+  // Returns the changes since the last call if `since` is its RowChanges::number, else all rows.
+  // For tables in memory only. The first call starts to track changes, which takes one byte per
+  // row. Tracking stops when the list of removed keys gets longer than the rows and the capacity
+  // together, because then probably no more calls follow. A table is not tracked if every update
+  // changes all rows.
   RowChanges TakeChanges(int64_t since);
   // Writes all rows of a table that spills to disk and stores their positions in `sealed`. Returns
   // the errors of SpilledRows::Seal.
@@ -369,7 +369,7 @@ class RowStore {
 
   // Whether the table records when each row was accessed last: the number of the lookup or, with
   // TableOptions::expires_by_seconds, the time in seconds. True for tables with kLru and a
-  // capacity, and for tables whose rows expire.
+  // capacity, and for tables with TableOptions::expire_after.
   bool tracks_use() const { return is_lru() || options_.expire_after > 0; }
 
  private:

@@ -58,9 +58,9 @@ void operator delete(void* memory, const std::nothrow_t&) noexcept { GiveBack(me
 namespace slipstream {
 namespace {
 
-// Runs an operation whose allocation number n (from 0) fails, and returns whether the operation ran
-// out of memory. Sets `has_ended` to whether the operation made at most n allocations. Expects that
-// it then succeeds, and that an error names the table 'item'.
+// Runs an operation in which allocation number n (from 0) fails, and returns whether the operation
+// ran out of memory. Sets `has_ended` to whether the operation made at most n allocations. Expects
+// that it then succeeds, and that an error names the table 'item'.
 bool FailsAt(int64_t n, const std::function<Status()>& operation, bool* has_ended) {
   Status status;
   bool has_thrown = false;

@@ -12,7 +12,7 @@
 namespace slipstream {
 
 // Sums the gradients of every key of a bucket and applies the update rule of the table to its row.
-// next: number of the bucket that the thread updates afterwards, whose rows are prefetched. The row
+// next: number of the bucket that the thread updates afterwards; its rows are prefetched. The row
 // pointers of the plan must be valid; keys without a row are skipped.
 //
 // For tables of float rows without transforms. No row of the bucket may be masked.

@@ -19,7 +19,7 @@
 
 namespace slipstream {
 
-// A resource whose content is replaced as a whole. Content: a default-constructible class with
+// A resource with content that is replaced as a whole. Content: a default-constructible class with
 // `std::string Describe() const`.
 template <class Content>
 class ReplacedResource : public tensorflow::ResourceBase {
