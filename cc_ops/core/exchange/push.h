@@ -53,7 +53,8 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
                         const CollectOptions& options, const Parallel& parallel,
                         SendBuffer* buffer);
 
-// Collects all deferred gradients of the tables. Takes the mutexes of the tables.
+// Collects all deferred gradients of the tables, except that a shadow policy drops them. Uses only
+// `ranks` and `reserve` of the options. Takes the mutexes of the tables.
 Status CollectAllDeferred(const std::vector<EmbeddingTable*>& tables, const CollectOptions& options,
                           SendBuffer* buffer);
 

@@ -24,9 +24,10 @@ namespace slipstream {
 // missing rows, except for keys that are too rare for a row, and counts accesses. Takes the mutexes
 // of the tables.
 //
-//   tables     Distinct tables; FeatureView::table is an index into them.
+//   tables                        Distinct tables; FeatureView::table is an index into them.
 //   features, combiners, outputs  One element per feature.
-//   workspace  Receives the plan for the update. It may come from an earlier lookup.
+//   workspace                     Receives the plan for the update. It may come from an earlier
+//                                 lookup.
 //
 // Returns InvalidArgument for more than kMaxBatch examples (key_sort.h), and ResourceExhausted if
 // the rows do not fit in a bounded table or in memory. On an error no row was created. Note: rows

@@ -35,7 +35,8 @@ class UpdateState {
   UpdateCounts counts() const;
   int64_t num_deferred() const;    // Number of deferred gradients.
   int64_t deferred_bytes() const;  // Bytes of memory for deferred gradients.
-  // Drops the deferred gradients of a key. Call it when the user removes or overwrites its row.
+  // Drops the deferred gradients of a key and counts them as UpdateCounts::evicted. Call it when
+  // the user removes or overwrites its row.
   void DropDeferred(int64_t key);
   // Same, for a row that is evicted or expires. Keeps gradients that still have to be exchanged.
   void EvictDeferred(int64_t key) {
