@@ -88,8 +88,8 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     if output is None:
         # Reject only flags on the command line. A settings file may be shared with runs that have
         # an output.
-        for name in given & {"checkpoint_every", "resume"}:
-            if values[name]:
+        for name in ("checkpoint_every", "resume"):
+            if name in given and values[name]:
                 raise does_nothing(name, "--output")
         every, resume = 0, False
     keep = values["keep_checkpoints"]

@@ -39,7 +39,8 @@ class LossStatistics:
 
     def sums(self) -> np.ndarray:
         """Returns all fields except the histogram, float64 [6], in order."""
-        return np.array(dataclasses.astuple(self)[:-1], np.float64)
+        names = [field.name for field in dataclasses.fields(self)[:-1]]
+        return np.array([getattr(self, name) for name in names], np.float64)
 
     @property
     def mean_loss(self) -> float | None:
