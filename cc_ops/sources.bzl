@@ -143,7 +143,7 @@ CORE_SRCS = [
     "core/update/rule_loop_narrow.cc",
     "core/saturation/drift_classification.cc",
     "core/saturation/drift_index.cc",
-    "core/saturation/foreseen_inputs.cc",
+    "core/saturation/subsampling.cc",
     "core/saturation/input_classifier.cc",
     "core/saturation/look_ahead.cc",
     "core/saturation/measurement.cc",

@@ -10,7 +10,7 @@ is missing at the end of a run, AUC is lower by b * ln(N / (N - S)). The value o
 example, relative to an average example, is estimated from the errors of the model on such examples.
 
 On shuffled data the bound held: the mean AUC loss of three seeds was at most 0.0008, with 0.001
-allowed (benchmarks/results/withholding.md). Note: on a changing stream the bound failed: the loss
+allowed (benchmarks/results/mask_and_defer.md). Note: on a changing stream the bound failed: the loss
 was 0.0020, with 0.0005 allowed (benchmarks/results/stream.md). The method makes these assumptions:
 
 - The curve continues as its later part did. Most curves flatten, so that the prediction is too

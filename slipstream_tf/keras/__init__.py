@@ -6,12 +6,12 @@ from slipstream_tf.keras.callbacks import (
     RanksCallback,
     SaturationCallback,
 )
+from slipstream_tf.keras.combined_optimizer import StepOptimizer
 from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback, Model, Sequential
 from slipstream_tf.keras.row_snapshots import limit_snapshots
 from slipstream_tf.keras.slipstream import Slipstream
-from slipstream_tf.keras.step_optimizer import StepOptimizer
 from slipstream_tf.ops.features import FeatureSpec
 
 __all__ = [

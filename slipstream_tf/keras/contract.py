@@ -13,8 +13,12 @@ from absl import logging
 
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice
+from slipstream_tf.keras.combined_optimizer import (
+    applies_rows,
+    make_apply_rows,
+    refuse_missing_rows,
+)
 from slipstream_tf.keras.row_gradients import MODES
-from slipstream_tf.keras.step_optimizer import applies_rows, make_apply_rows, refuse_missing_rows
 from slipstream_tf.policies import DeferGradients
 
 # Settings of Keras optimizers that need all gradients at once or delay their application.

@@ -27,10 +27,10 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.policies.base import Policy
 from slipstream_tf.sampling.batches import call_at, sized
 from slipstream_tf.sampling.classifier import weigh_classes
-from slipstream_tf.sampling.foreseen import leave_out, thin
 from slipstream_tf.sampling.look_ahead import LookAhead, announce_rows
 from slipstream_tf.sampling.notes import note_share
 from slipstream_tf.sampling.passes import Applied, StepPlan, present_window
+from slipstream_tf.sampling.subsampling import leave_out, thin
 from slipstream_tf.tables.sok.store import SokStore
 from slipstream_tf.tables.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
@@ -81,7 +81,7 @@ class Slipstream(tf.train.experimental.PythonState):
         hot_set: The keys to track. Defaults to `HotSet()`.
         max_auc_loss: Upper bound of the estimated AUC loss, compared with training without
             policies, or None for no bound. With a bound, the `share` of a policy is an upper limit.
-            Note: the estimate held on shuffled data (benchmarks/results/withholding.md) and failed
+            Note: the estimate held on shuffled data (benchmarks/results/mask_and_defer.md) and failed
             on a changing stream, where training lost 0.0020 AUC with a bound of 0.0005
             (benchmarks/results/stream.md).
         dry_run: True or a `DryRun` makes the engine decide without saving anything. `report` then

@@ -6,8 +6,8 @@ for the next window: which examples the input classifier drops, and which gradie
 or defer. The engine only uses the `Policy` interface.
 """
 
-from slipstream_tf.policies.foreseen_loss import ForeseenLoss
 from slipstream_tf.policies.gradients import DeferGradients, Interval, MaskGradients, Movement
+from slipstream_tf.policies.predicted_loss import ForeseenLoss
 from slipstream_tf.policies.skip_examples import SkipExamples
 
 __all__ = [

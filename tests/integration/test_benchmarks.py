@@ -36,9 +36,9 @@ def test_withholding_compares_runs_and_does_not_repeat_them(
         "--data=generated:2500", "--seeds=3", "--runs=paper,defer_0.01_4", f"--output={output}",
         f"--records={records}", *(f"--train_flag={flag}" for flag in TINY),
     ]  # fmt: skip
-    first = run_benchmark("withholding.py", *flags, warm=warm)
+    first = run_benchmark("mask_and_defer.py", *flags, warm=warm)
     assert first.returncode == 0, first.stderr
-    runs = {run.pop("run"): run for run in rows_of(output, "withholding")}
+    runs = {run.pop("run"): run for run in rows_of(output, "mask_and_defer")}
     assert list(runs) == ["plain", "plain_rows", "plain_rows_4", "paper", "defer_0.01_4"]
     plain, rows, _, paper, defer = runs.values()
     assert plain["inputs"] == rows["inputs"] == [1] and plain["rows sent / plain"] is None
@@ -46,7 +46,7 @@ def test_withholding_compares_runs_and_does_not_repeat_them(
     assert paper["inputs"][0] < 1.0 and 0.0 < paper["rows sent / plain"][0] < 1.0
     difference = paper["AUC"][0] - plain["AUC"][0]
     assert paper["AUC - plain"] == [pytest.approx(difference, abs=3e-6)]
-    claim = claims_of(output, "withholding")["generated_paper_auc_minus_plain"]
+    claim = claims_of(output, "mask_and_defer")["generated_paper_auc_minus_plain"]
     assert claim["value"] == pytest.approx(difference, abs=3e-6) and claim["interval"] is None
     plot = output / "frontier_generated.png"
     assert plot.exists() or "matplotlib is not installed" in first.stdout
@@ -65,31 +65,31 @@ def test_withholding_compares_runs_and_does_not_repeat_them(
     assert defer["rows sent / plain"] == [pytest.approx(share, abs=1e-5)]
 
     written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
-    again = run_benchmark("withholding.py", *flags, warm=warm)
+    again = run_benchmark("mask_and_defer.py", *flags, warm=warm)
     assert again.returncode == 0 and len(written) == 5
     assert {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")} == written
-    other = run_benchmark("withholding.py", *flags, "--train_flag=dim=8", warm=warm)
+    other = run_benchmark("mask_and_defer.py", *flags, "--train_flag=dim=8", warm=warm)
     assert other.returncode != 0 and "was made with other flags" in other.stdout + other.stderr
 
 
 @pytest.mark.slow
 @needs_sources
 def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    withholding = load("withholding", monkeypatch)
-    for name, runs in withholding.RUNS.items():
+    mask_and_defer = load("mask_and_defer", monkeypatch)
+    for name, runs in mask_and_defer.RUNS.items():
         assert len({run.name for run in runs}) == len(runs)
         for run in runs:
             if run.match is not None:
                 assert run.match in {other.name for other in runs}
                 continue
-            given = withholding.flags_of(run, {"data": "x"}, 0, withholding.COMMON[name])
+            given = mask_and_defer.flags_of(run, {"data": "x"}, 0, mask_and_defer.COMMON[name])
             texts = [f"--{flag}={value}" for flag, value in given.items()]
             values, names = train.make_flags().parse(texts)
             resolved = settings.resolve(
                 values, names, lambda _, name=name: name, train.make_flags()
             )
             assert resolved.engine.get("max_auc_loss") == run.flags.get("max_auc_loss")
-            baseline = withholding.withholding_report.baseline(run.ranks)
+            baseline = mask_and_defer.mask_and_defer_report.baseline(run.ranks)
             assert baseline in {other.name for other in runs}
 
 

@@ -583,7 +583,7 @@ def test_bad_configuration(make, mode, values, name):
         classifier.configure(mode, **values)
 
 
-def test_foreseen_losses_need_an_input_classifier():
+def test_predicted_losses_need_an_input_classifier():
     with pytest.raises(ValueError, match="`mode`"):
         make_drift().configure("foreseen_loss")
 

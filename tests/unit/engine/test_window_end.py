@@ -96,7 +96,7 @@ def test_without_candidates_there_is_no_hot_set():
     assert decision.states is None and decision.found.threshold == 0.0
 
 
-def test_foreseen_losses_have_a_share_of_their_own():
+def test_predicted_losses_have_a_share_of_their_own():
     chosen = EngineSettings(
         [slip.SkipExamples(slip.ForeseenLoss("label", floor=0.1)), slip.MaskGradients(share=0.5)],
         hot_set=slip.HotSet(4096),

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf.sampling.foreseen import click_of
+from slipstream_tf.sampling.subsampling import click_of
 
 KEYS, BATCH = 50, 256
 

@@ -1,4 +1,4 @@
-"""Computes figures, a table and a plot from the records of withholding.py."""
+"""Computes figures, a table and a plot from the records of mask_and_defer.py."""
 
 from __future__ import annotations
 

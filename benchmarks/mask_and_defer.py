@@ -4,7 +4,7 @@ It compares quality, examples, rows, bytes and seconds. Each run is a process of
 one after the other. A run with an existing metrics.json is not repeated, so the program can be
 interrupted and restarted.
 
-    python benchmarks/withholding.py --data=globo --seeds=0,1,2
+    python benchmarks/mask_and_defer.py --data=globo --seeds=0,1,2
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import common
+import mask_and_defer_report
 import summary
-import withholding_report
 from absl import app, flags
 
 from slipstream_tf.cli import data as train_data
@@ -31,7 +31,9 @@ _DATA = flags.DEFINE_string(
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
 _RUNS = flags.DEFINE_list("runs", [], "Names of runs; those they are compared with are added.")
-_RECORDS = flags.DEFINE_string("records", "runs/withholding", "Folder of the runs' metrics.json.")
+_RECORDS = flags.DEFINE_string(
+    "records", "runs/mask_and_defer", "Folder of the runs' metrics.json."
+)
 _EXTRA = flags.DEFINE_multi_string(
     "train_flag", [], "name=value of slipstream-train, for every run that is no control."
 )
@@ -106,7 +108,7 @@ _DEFER = (
 _BOTH_FLAGS = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "defer_movement": 0.01}
 _BOTH = (Run("both_4", _BOTH_FLAGS, ranks=4),)
 # The paper's rule, masking and deferring with `max_auc_loss`.
-_BOUND = {"max_auc_loss": withholding_report.MOST_AUC_LOSS}
+_BOUND = {"max_auc_loss": mask_and_defer_report.MOST_AUC_LOSS}
 _BUDGET = (
     Run("budget_paper", {**_BY_DRIFT, "skip_keep": 0.5, **_BOUND}),
     Run("budget_mask_4", {**_MASK_FLAGS, **_BOUND}, ranks=4),
@@ -169,7 +171,7 @@ def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
     for name in tuple(wanted):
         wanted.add(by_name[name].match or name)
     for name in tuple(wanted):
-        wanted.add(withholding_report.baseline(by_name[name].ranks))
+        wanted.add(mask_and_defer_report.baseline(by_name[name].ranks))
     return [run for run in runs if run.name in wanted]
 
 
@@ -206,11 +208,11 @@ def main(arguments: Sequence[str]) -> None:
             records[run.name][seed] = common.train(given, folder / run.name, match, run.ranks)
     matches = {run.name: run.match for run in runs if run.match is not None}
     ranks = {run.name: run.ranks for run in runs}
-    figures = withholding_report.collect(records, matches, ranks)
-    part, columns = f"{name}, {len(seeds)} seeds", withholding_report.table_of(figures)
-    claims = withholding_report.claims_of(name, figures)
-    print(summary.write("withholding", part, {"": columns}, claims))
-    withholding_report.plot(name, figures, summary.output() / f"frontier_{name}.png")
+    figures = mask_and_defer_report.collect(records, matches, ranks)
+    part, columns = f"{name}, {len(seeds)} seeds", mask_and_defer_report.table_of(figures)
+    claims = mask_and_defer_report.claims_of(name, figures)
+    print(summary.write("mask_and_defer", part, {"": columns}, claims))
+    mask_and_defer_report.plot(name, figures, summary.output() / f"frontier_{name}.png")
 
 
 if __name__ == "__main__":
