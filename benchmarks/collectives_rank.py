@@ -138,7 +138,7 @@ def main() -> None:
     with horovod.giving_way() if given["as_init"] else contextlib.nullcontext():
         hvd.init()
     if given["as_init"]:
-        horovod.keep_to_share(hvd.local_rank(), hvd.local_size())
+        horovod.keep_to_part(hvd.local_rank(), hvd.local_size())
     collectives = Collectives(given["dense"], given["keys"], given["values"])
     cases = collectives.cases()
     calls = {name: looped(case, given["loops"]) for name, case in cases.items()}

@@ -58,17 +58,17 @@ def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
     return {"learning_rate": rate, "rows_learning_rate": rate if rows_rate is None else rows_rate}
 
 
-def thinned(share: float, **others: Any) -> dict[str, Any]:
+def subsampled(fraction: float, **others: Any) -> dict[str, Any]:
     """Returns flags that drop a fraction of the examples.
 
     Dropping starts after a twentieth of the run.
 
     Args:
-        share: The fraction of the examples to drop.
+        fraction: The fraction of the examples to drop.
         **others: Further flags.
     """
     return {
-        "policies": "skip_examples", "skip_by": "foreseen_loss", "skip_share": share,
+        "policies": "skip_examples", "skip_score": "predicted_loss", "skip_fraction": fraction,
         "window_steps": 100, "warmup": 0.05, **others,
     }  # fmt: skip
 
@@ -150,10 +150,10 @@ def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
     Raises:
         SystemExit: If the folder contains a run with other flags.
     """
-    record, told = folder / RECORD, folder / FLAGS
+    record, reported = folder / RECORD, folder / FLAGS
     if not record.exists():
         return None
-    before = json.loads(told.read_text(encoding="utf-8")) if told.exists() else None
+    before = json.loads(reported.read_text(encoding="utf-8")) if reported.exists() else None
     if before != given:
         raise SystemExit(
             f"{record} was made with other flags: {before}, not {given}. Delete {folder}, or "

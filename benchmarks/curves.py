@@ -14,12 +14,12 @@ from common import pyplot
 from slipstream_tf.telemetry.curves import CHANCE, EXAMPLES, SECONDS, Curve, curve, standing
 
 # Maximum number of runs in a legend inside the plot.
-_MOST_WITHIN = 8
+_MAX_WITHIN = 8
 
 
-def level(best: float, share: float) -> float:
+def level(best: float, fraction: float) -> float:
     """Returns the AUC at a fraction of the gain over chance."""
-    return CHANCE + share * (best - CHANCE)
+    return CHANCE + fraction * (best - CHANCE)
 
 
 def reaching(points: Curve, auc: float) -> float | None:
@@ -71,7 +71,7 @@ def reach_cell(records: Sequence[Mapping[str, Any]], levels: Sequence[float]) ->
 
 
 def plot(
-    title: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, least: float
+    title: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, minimum: float
 ) -> None:
     """Plots mean AUC against trained examples and against seconds.
 
@@ -79,12 +79,12 @@ def plot(
         title: The title of the plot.
         runs: The records of the seeds by name of the run.
         path: The path of the image.
-        least: The lowest AUC on the axis.
+        minimum: The lowest AUC on the axis.
     """
     plots = pyplot(path.name)
     if plots is None:
         return
-    has_room = len(runs) <= _MOST_WITHIN
+    has_room = len(runs) <= _MAX_WITHIN
     size = (10 if has_room else 13, 4)
     figure, sides = plots.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     units = {EXAMPLES: ("examples trained, millions", 1e-6), SECONDS: ("seconds", 1.0)}
@@ -98,7 +98,7 @@ def plot(
         side.set_xlabel(label)
         side.grid(alpha=0.3)
     sides[0].set_ylabel("test AUC")
-    sides[0].set_ylim(bottom=least)
+    sides[0].set_ylim(bottom=minimum)
     if has_room:
         sides[1].legend(loc="lower right")
     else:
@@ -114,7 +114,7 @@ def mean_curve(of_seeds: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     ends = [points[-1][0] for points in of_seeds]
     at = np.linspace(0.0, 1.0, 61)
     each = [
-        [standing(points, share * end) for share in at]
+        [standing(points, fraction * end) for fraction in at]
         for points, end in zip(of_seeds, ends, strict=True)
     ]
     return at * statistics.fmean(ends), np.mean(each, axis=0)

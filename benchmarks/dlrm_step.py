@@ -88,9 +88,9 @@ _DTYPE_CHOICES = ("float32", "mixed_bfloat16")
 # Minimum ratio of examples per second to other libraries in float32, by our dtype.
 TARGETS = {"float32": 1.15, "mixed_bfloat16": 2.0}
 # Maximum ratio of a step of `fit` with a global gradient norm to a step without.
-MOST_CLIPPED = 1.1
+MAX_CLIPPED = 1.1
 # Maximum loss of AUC in mixed_bfloat16, with --quality.
-MOST_DIFFERENCE = 0.0005
+MAX_DIFFERENCE = 0.0005
 # Losses are means over a turn. They differ slightly because of the order of sums and the 8 bits of
 # bfloat16.
 TOLERANCE = {"float32": 1e-3, "mixed_bfloat16": 5e-3}
@@ -241,7 +241,7 @@ def claims_of(found: Mapping[Side, Sequence[float]]) -> dict[str, Any]:
         if plain is None or side.way not in _COLLECTED:
             continue
         ratios = [own / of_fit for own, of_fit in zip(times, plain, strict=True)]
-        target = MOST_CLIPPED if side.way == "clipped" else None
+        target = MAX_CLIPPED if side.way == "clipped" else None
         name = f"{side.way}_{side.dtype.removeprefix('mixed_')}_over_fit"
         claims[name] = summary.claim(ratios, target, "lower")
     for dtype in _DTYPE_CHOICES:
@@ -318,7 +318,7 @@ def quality_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> tuple[An
         *(summary.column(name, v, "{:.5f}") for name, v in zip(_DTYPE_CHOICES, aucs, strict=True)),
         summary.column("difference", differences, "{:+.5f}"),
     ]
-    target = -MOST_DIFFERENCE
+    target = -MAX_DIFFERENCE
     claim = summary.claim(differences, target, "higher", statistics.fmean)
     return {"": columns}, {"bfloat16_auc_minus_float32": claim}
 

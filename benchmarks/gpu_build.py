@@ -61,14 +61,16 @@ def ask_smi(what: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return [line.strip() for line in told.stdout.splitlines()] if told.returncode == 0 else []
+    reported = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (
+        [line.strip() for line in reported.stdout.splitlines()] if reported.returncode == 0 else []
+    )
 
 
 def version_of(compiler: str) -> str:
     """Returns the line of `--version` with the version."""
-    told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    lines = told.stdout.strip().splitlines() or ["unknown"]
+    reported = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    lines = reported.stdout.strip().splitlines() or ["unknown"]
     return next((line for line in lines if re.search(r"\d\.\d", line)), lines[0])
 
 

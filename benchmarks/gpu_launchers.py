@@ -49,7 +49,7 @@ TARGET = 0.8  # Fraction of a copy's bytes per second.
 PARTS = ("cases", "tests", "sanitizers")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Timeouts in seconds. All parts together take at most ten minutes.
-MOST_OF_CASES, MOST_OF_A_TEST, MOST_OF_TOOLS = 240.0, 60.0, 120.0
+CASES_TIMEOUT_SECONDS, TEST_TIMEOUT_SECONDS, TOOLS_TIMEOUT_SECONDS = 240.0, 60.0, 120.0
 _GOOGLETEST = "/usr/src/googletest"
 _NO_GPU = 3  # See gpu/main.cc.
 _ON_GPU_AT_ONCE = 4  # Number of concurrent test programs. One program leaves most of a GPU idle.
@@ -122,7 +122,7 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
     command = [str(program), str(runs), "quick" if is_quick else "full"]
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as ran:
-            alarm = threading.Timer(MOST_OF_CASES, ran.kill)
+            alarm = threading.Timer(CASES_TIMEOUT_SECONDS, ran.kill)
             alarm.daemon = True
             alarm.start()
             assert ran.stdout is not None
@@ -140,11 +140,11 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
                 print(record.get("name"), record.get("shape", ""), flush=True)
         alarm.cancel()
         errors.seek(0)
-        told = errors.read().strip()
+        reported = errors.read().strip()
     if ran.returncode == _NO_GPU:
-        raise SystemExit(f"No GPU here ({told}): compiled, but nothing measured or written.")
+        raise SystemExit(f"No GPU here ({reported}): compiled, but nothing measured or written.")
     if ran.returncode:
-        problem = told or f"not finished after {MOST_OF_CASES:.0f} s"
+        problem = reported or f"not finished after {CASES_TIMEOUT_SECONDS:.0f} s"
         print(f"{problem}\nexit code {ran.returncode}", flush=True)
         if not found.failures:
             found.failures.append({"name": program.name, "error": problem})
@@ -177,7 +177,7 @@ def run_tests(programs: Sequence[Path], results: Path | None) -> dict[str, Teste
 
     def run_one(program: Path) -> Tested:
         start = time.monotonic()
-        code, text = run_within([str(program)], MOST_OF_A_TEST)
+        code, text = run_within([str(program)], TEST_TIMEOUT_SECONDS)
         ends = re.findall(r"^\[ +(OK|SKIPPED|FAILED) +\] .* \(\d+ ms\)$", text, re.MULTILINE)
         found = Tested(*map(ends.count, ("OK", "SKIPPED", "FAILED")), time.monotonic() - start)
         if code and not found.failed:  # The program ended before a test did.
@@ -196,7 +196,7 @@ def run_tools(
     results: Path | None,
 ) -> None:  # fmt: skip
     """Runs the test programs under compute-sanitizer; adds error counts to `tests`."""
-    last = time.monotonic() + MOST_OF_TOOLS
+    last = time.monotonic() + TOOLS_TIMEOUT_SECONDS
 
     def run_one(tool_and_program: tuple[str, Path]) -> int | None:
         tool, program = tool_and_program
@@ -258,8 +258,8 @@ def launcher_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Returns the columns of the launchers compared with a copy."""
     shares = [ratios(record["copy_seconds"], record["seconds"]) for record in records]
     reached = [
-        statistics.median(share) >= TARGET if record["has_target"] else None
-        for record, share in zip(records, shares, strict=True)
+        statistics.median(fraction) >= TARGET if record["has_target"] else None
+        for record, fraction in zip(records, shares, strict=True)
     ]
 
     def rates(name: str) -> list[float]:
@@ -308,9 +308,9 @@ def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict
         return claims
     shares: dict[str, list[float]] = {}
     for record in cases.launchers:
-        share = statistics.median(ratios(record["copy_seconds"], record["seconds"]))
+        fraction = statistics.median(ratios(record["copy_seconds"], record["seconds"]))
         if record["has_target"]:
-            shares.setdefault(f"{slug(record['name'])}_share_of_copy", []).append(share)
+            shares.setdefault(f"{slug(record['name'])}_share_of_copy", []).append(fraction)
     for name, values in shares.items():
         claims[name] = pages.claim(values, TARGET, "higher", min)
     return claims
@@ -360,11 +360,13 @@ def main() -> int:
     toolkit = find_toolkit()
     start = time.monotonic()
     program, test_programs = Build(given, toolkit).run()
-    told = f"Compiled {program} and {len(test_programs)} tests in {time.monotonic() - start:.0f} s"
+    reported = (
+        f"Compiled {program} and {len(test_programs)} tests in {time.monotonic() - start:.0f} s"
+    )
     if given.compile_only:
-        print(f"{told}; not run.")
+        print(f"{reported}; not run.")
         return 0
-    print(told, flush=True)
+    print(reported, flush=True)
     cases, tests = Cases(), dict[str, Tested]()
     if "cases" in given.parts:  # First, while the GPU is otherwise idle.
         cases = run_cases(program, given.runs, given.quick, given.results)

@@ -7,7 +7,7 @@ within a turn.
     python benchmarks/growth.py --runs=7
     python benchmarks/growth.py --memory=1GB --spill=/local/disk --runs=3 --steps=5
 
-With --memory, the other rows are on disk. Keys are drawn uniformly and not announced, so most rows
+With --memory, the other rows are on disk. Keys are drawn uniformly and not prefetched, so most rows
 are read from disk. An evaluation follows an update of the same rows.
 """
 
@@ -56,7 +56,7 @@ _OPS = {"lookup": "lookup (training)", "update": "update (Adagrad)", "evaluation
 _TABLE = "keys"
 # Memory of a process with TensorFlow and the batches, without the table.
 _BESIDE = 2 * 2**30
-MOST_TIMES_AS_LONG, MOST_BYTES, MOST_TIMES_MEDIAN = 4.0, 24.0, 10.0
+MAX_TIMES_AS_LONG, MAX_BYTES, MAX_TIMES_MEDIAN = 4.0, 24.0, 10.0
 # Minimum number of keys for a claim about memory. Memory is allocated in huge pages, and with fewer
 # keys in 64 shards the pages are mostly unused.
 _ENOUGH_KEYS = 1_000_000
@@ -267,24 +267,24 @@ def measure_size(table: Table, small: Table, begun: Begun, payload: int) -> Size
         if _SPILL.value is not None:
             # Draw other batches, because the previous ones are in memory.
             batches = table.batches(rng)
-        beside, found = small.turn(of_small), table.turn(batches)
+        others, found = small.turn(of_small), table.turn(batches)
         for op in _OPS:
             runs[op].append(found[op])
-            ratios[op].append(found[op] / beside[op])
-    told = table.store.statistics(_TABLE)
-    if told.rows != table.made:
-        raise SystemExit(f"The table has {told.rows:,} rows instead of {table.made:,}.")
+            ratios[op].append(found[op] / others[op])
+    reported = table.store.statistics(_TABLE)
+    if reported.rows != table.made:
+        raise SystemExit(f"The table has {reported.rows:,} rows instead of {table.made:,}.")
     del batches, of_small
     resident, beyond = return_free_memory(), None
     if resident is not None and begun.resident is not None:
-        beyond = (resident - begun.resident) / (told.rows - begun.keys) - payload
+        beyond = (resident - begun.resident) / (reported.rows - begun.keys) - payload
     return Size(
-        keys=told.rows,
+        keys=reported.rows,
         nanoseconds=runs,
         ratios=ratios,
-        load=told.rows / told.index_places,
+        load=reported.rows / reported.index_places,
         resident_beyond_payload=beyond,
-        allocated_beyond_payload=told.allocated_bytes / told.rows - payload,
+        allocated_beyond_payload=reported.allocated_bytes / reported.rows - payload,
     )
 
 
@@ -316,7 +316,7 @@ def read_settings() -> tuple[list[int], list[float]]:
         shares = [float(text) for text in _NEW.value]
     except ValueError:
         shares = [0.0]
-    if not all(0.0 < share <= 1.0 for share in shares):
+    if not all(0.0 < fraction <= 1.0 for fraction in shares):
         raise app.UsageError(f"--new={','.join(_NEW.value)}. Allowed: numbers in (0, 1].")
     width = _BATCH.value * _FEATURES.value
     sizes = [size for size in sizes if _MAX_KEYS.value is None or size <= _MAX_KEYS.value]
@@ -359,10 +359,10 @@ def main(arguments: Sequence[str]) -> None:
     del table, small
     gc.collect()
     growths: dict[float, Sequence[Sequence[float]]] = {}
-    for share in shares:
+    for fraction in shares:
         # Write after each growth, so that an interrupted benchmark keeps its results.
         write(found, growths)
-        growths[share] = grow(share, sizes[-1])
+        growths[fraction] = grow(fraction, sizes[-1])
     print(f"\n{write(found, growths)}")
 
 
@@ -380,19 +380,18 @@ def claims_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
     """Returns the claims for the largest size and for the slowest step."""
     enough = [size.resident_beyond_payload for size in sizes if size.keys >= _ENOUGH_KEYS]
     claims = {
-        f"{op}_times_as_long": summary.claim(sizes[-1].ratios[op], MOST_TIMES_AS_LONG)
-        for op in _OPS
+        f"{op}_times_as_long": summary.claim(sizes[-1].ratios[op], MAX_TIMES_AS_LONG) for op in _OPS
     }
     last = [sizes[-1].resident_beyond_payload]
-    claims["bytes_beyond_payload"] = summary.claim(last, MOST_BYTES)
+    claims["bytes_beyond_payload"] = summary.claim(last, MAX_BYTES)
     worst = max((size for size in enough if size is not None), default=None)
-    claims["bytes_beyond_payload_worst_size"] = summary.claim([worst], MOST_BYTES)
-    for share, runs in growths.items():
+    claims["bytes_beyond_payload_worst_size"] = summary.claim([worst], MAX_BYTES)
+    for fraction, runs in growths.items():
         typical, *_, worst_growth = [in_medians(np.median(runs, axis=0)).max(),
                                      *sorted(in_medians(run).max() for run in runs)]  # fmt: skip
-        name = f"slowest_step_{100 * share:g}_percent_new"
-        claims[name] = summary.claim([typical], MOST_TIMES_MEDIAN)
-        claims[f"{name}_worst_growth"] = summary.claim([worst_growth], MOST_TIMES_MEDIAN)
+        name = f"slowest_step_{100 * fraction:g}_percent_new"
+        claims[name] = summary.claim([typical], MAX_TIMES_MEDIAN)
+        claims[f"{name}_worst_growth"] = summary.claim([worst_growth], MAX_TIMES_MEDIAN)
     return claims
 
 
@@ -421,8 +420,8 @@ def tables_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
         ],
     }
     steps = [
-        (share, name, 1e3 * np.asarray(seconds))
-        for share, runs in growths.items()
+        (fraction, name, 1e3 * np.asarray(seconds))
+        for fraction, runs in growths.items()
         for name, seconds in [
             *((str(number + 1), run) for number, run in enumerate(runs)),
             ("each step's median", np.median(runs, axis=0)),
@@ -432,7 +431,7 @@ def tables_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
         counts = np.array([np.histogram(in_medians(ms), _EDGES)[0] for *_, ms in steps])
         names = [*(f"to {edge:g} medians" for edge in _EDGES[1:-1]), f"over {_EDGES[-2]:g}"]
         tables["Steps while the table grows from empty"] = [
-            summary.column("new keys", [share for share, *_ in steps], "{:.0%}"),
+            summary.column("new keys", [fraction for fraction, *_ in steps], "{:.0%}"),
             summary.column("growth", [name for _, name, _ in steps]),
             summary.column("steps", [len(ms) for *_, ms in steps], "{:,}"),
             summary.column("median ms", [np.median(ms) for *_, ms in steps], "{:.2f}"),

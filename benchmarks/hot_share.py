@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) > 1:
         raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
     names, sizes, hot, accesses = [], [], [], []
-    shares: dict[int, list[float]] = {share: [] for share in _SHARES}
+    shares: dict[int, list[float]] = {fraction: [] for fraction in _SHARES}
     for data in _DATA.value:
         counts = counts_of(data)
         total = counts.sum()
@@ -70,16 +70,16 @@ def main(arguments: Sequence[str]) -> None:
         sizes.append(counts.size * _ROW_BYTES / 1e6)
         accesses.append(int(total))
         hot.append(100 * counts[: _HOT_BYTES // _ROW_BYTES].sum() / total)
-        for share, values in shares.items():
-            values.append(100 * counts[: max(1, counts.size * share // 100)].sum() / total)
+        for fraction, values in shares.items():
+            values.append(100 * counts[: max(1, counts.size * fraction // 100)].sum() / total)
     columns = [
         summary.column("data", names),
         summary.column("accesses", accesses, "{:,}"),
         summary.column("rows of 16, MB", sizes, "{:,.1f}"),
         summary.column("the hottest 500 MB serve", hot, "{:.1f}%"),
         *(
-            summary.column(f"{share}% of the rows", values, "{:.1f}%")
-            for share, values in shares.items()
+            summary.column(f"{fraction}% of the rows", values, "{:.1f}%")
+            for fraction, values in shares.items()
         ),
     ]
     print(summary.write("hot_share", "Hottest rows", {"": columns}, {}), flush=True)

@@ -117,8 +117,8 @@ def measure(source: str, path: str) -> list[dict[str, Any]]:
                 "way": way,
                 "share of time waiting": list(waits.sum(axis=1) / times.sum(axis=1)),
                 **{
-                    f"a wait, {name} ms": float(np.quantile(waits, share))
-                    for share, name in _QUANTILES.items()
+                    f"a wait, {name} ms": float(np.quantile(waits, fraction))
+                    for fraction, name in _QUANTILES.items()
                 },
                 "ms a step": list(times.mean(axis=1)),
                 "inputs skipped": sum(r.examples_skipped for r in reports) / seen if seen else 0.0,

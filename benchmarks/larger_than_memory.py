@@ -45,7 +45,7 @@ _DIM, _THREADS = 32, 2
 ROW_BYTES = Storage().row_bytes(_DIM, _DIM)
 # Maximum ratio to the larger of both bounds; maximum ratio to a step in memory if 98% of the rows
 # are in memory; minimum ratio of RocksDB's time to ours.
-MOST_OVER_BOUND, MOST_OVER_MEMORY, LEAST_OVER_ROCKSDB = 1.3, 2.0, 5.0
+MAX_OVER_BOUND, MAX_OVER_MEMORY, MIN_OVER_ROCKSDB = 1.3, 2.0, 5.0
 _FIO_BYTES = "8G"
 
 
@@ -72,7 +72,7 @@ def ours(keys: int, memory: int) -> dict[str, Any]:
     """
     case = {
         "keys": keys, "dim": _DIM, "memory": memory, "spill": _SPILL.value, "seed": 1,
-        "warmup": _WARMUP.value, "steps": _STEPS.value, "announces": True,
+        "warmup": _WARMUP.value, "steps": _STEPS.value, "prefetches": True,
     }  # fmt: skip
     command = [sys.executable, str(_HERE / "larger_than_memory_case.py"), json.dumps(case)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
@@ -134,7 +134,9 @@ def main(arguments: Sequence[str]) -> None:
         raise app.UsageError("fio is not there. Install it (apt-get install fio).")
     awake.keep()
     keys = _KEYS.value
-    budgets = {f"{share}%": int(share) * keys // 100 * ROW_BYTES for share in _SHARES.value}
+    budgets = {
+        f"{fraction}%": int(fraction) * keys // 100 * ROW_BYTES for fraction in _SHARES.value
+    }
     if _MEMORY.value is not None:
         memory = parse_bytes("memory", _MEMORY.value, "--memory")
         budgets = {f"{100 * memory / (keys * ROW_BYTES):.0f}%": memory}
@@ -150,7 +152,7 @@ def main(arguments: Sequence[str]) -> None:
     which = "" if _MEMORY.value is not None else "curve_"
     slowest = [max(case["p99_9_ms"] / case["median_ms"] for case in cases[1:])]
     claims = {
-        f"{which}step_over_bound": summary.claim([max(over_bound)], MOST_OVER_BOUND),
+        f"{which}step_over_bound": summary.claim([max(over_bound)], MAX_OVER_BOUND),
         f"{which}p99_9_over_median": summary.claim(slowest, 10),
     }
     if _MEMORY.value is not None:
@@ -159,14 +161,14 @@ def main(arguments: Sequence[str]) -> None:
     served = [case for case in cases[1:] if case["missed_share"] <= 0.02]
     if served:
         ratios = [case["median_ms"] / cases[0]["median_ms"] for case in served]
-        claims["step_over_memory"] = summary.claim([max(ratios)], MOST_OVER_MEMORY)
+        claims["step_over_memory"] = summary.claim([max(ratios)], MAX_OVER_MEMORY)
     if _ROCKSDB_STEPS.value:
         name, memory = next(iter(budgets.items()))
         turns = []
         for _ in range(_ROUNDS.value):
             other = rocksdb(keys, memory)["median_ms"]
             turns.append(other / ours(keys, memory)["median_ms"])
-        claims["over_rocksdb"] = summary.claim(turns, LEAST_OVER_ROCKSDB, "higher")
+        claims["over_rocksdb"] = summary.claim(turns, MIN_OVER_ROCKSDB, "higher")
         print(f"RocksDB, {name} of the bytes as its cache: {other:.1f} ms a step.")
     part = f"{keys:,} rows, {rate:,.0f} reads a second"
     print(summary.write("larger_than_memory", part, {"": columns}, claims), flush=True)

@@ -33,8 +33,8 @@ _FILL_AT_ONCE = 1 << 19
 def draw(generator: np.random.Generator, keys: int) -> np.ndarray:
     """Draws the keys of a batch, int64 [batch, features]."""
     uniform = generator.random((BATCH, FEATURES))
-    most = (keys + 1.0) ** (1 - ZIPF) - 1.0
-    ranks = (1.0 + uniform * most) ** (1 / (1 - ZIPF)) - 1.0
+    maximum = (keys + 1.0) ** (1 - ZIPF) - 1.0
+    ranks = (1.0 + uniform * maximum) ** (1 / (1 - ZIPF)) - 1.0
     return np.minimum(ranks.astype(np.int64), keys - 1)
 
 
@@ -88,7 +88,7 @@ def run(case: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         case: keys, dim, memory (bytes; 0 means all rows), spill (folder), warmup, steps, seed,
-            announces.
+            prefetches.
     """
     keys, dim = case["keys"], case["dim"]
     storage = slip.Storage()
@@ -109,8 +109,8 @@ def run(case: Mapping[str, Any]) -> dict[str, Any]:
 
     @tf.function
     def train(batch: tf.Tensor, following: tf.Tensor) -> None:
-        if case["announces"]:
-            store.announce_rows(features.pack(following, specs))
+        if case["prefetches"]:
+            store.prefetch_rows(features.pack(following, specs))
         packed = features.pack(batch, specs)
         pooled, plan = store.lookup(packed, training=True, stacked=True)
         with tf.control_dependencies(pooled):

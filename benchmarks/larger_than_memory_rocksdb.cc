@@ -31,8 +31,7 @@ constexpr double kZipf = 1.05;
 constexpr int64_t kFillAtOnce = 10000;
 
 double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // Returns a key in big-endian order, because RocksDB orders keys by their bytes.
@@ -89,12 +88,12 @@ int main(int argc, char** argv) {
 
   std::mt19937_64 random(static_cast<uint64_t>(std::atoll(argv[7])));
   std::uniform_real_distribution<double> uniform;
-  const double most = std::pow(static_cast<double>(keys) + 1, 1 - kZipf) - 1;
+  const double maximum = std::pow(static_cast<double>(keys) + 1, 1 - kZipf) - 1;
   std::vector<double> ms;
   for (int step = 0; step < before + steps; ++step) {
     std::vector<int64_t> drawn(kFeatures * kBatch);
     for (int64_t& key : drawn) {
-      const double rank = std::pow(1 + uniform(random) * most, 1 / (1 - kZipf)) - 1;
+      const double rank = std::pow(1 + uniform(random) * maximum, 1 / (1 - kZipf)) - 1;
       key = std::min(static_cast<int64_t>(rank), keys - 1);
     }
     start = Now();
@@ -124,9 +123,8 @@ int main(int argc, char** argv) {
             values_of[dim + j] += gradient * gradient;
             values_of[j] -= .01f * gradient / std::sqrt(values_of[dim + j] + 1e-10f);
           }
-          written[t].Put(slices[i], rocksdb::Slice(
-                                        reinterpret_cast<const char*>(values_of.data()),
-                                        row_bytes));
+          written[t].Put(slices[i], rocksdb::Slice(reinterpret_cast<const char*>(values_of.data()),
+                                                   row_bytes));
         }
       });
     }

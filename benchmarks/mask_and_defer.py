@@ -70,7 +70,7 @@ _PLAIN = (
     Run("plain_rows", {"watch": True}),
     Run("plain_rows_4", {"watch": True}, ranks=4),
 )
-_BY_DRIFT = {"policies": "skip_examples", "skip_by": "row_drift"}
+_BY_DRIFT = {"policies": "skip_examples", "skip_score": "row_drift"}
 _PAPER = (
     # The paper has no probing.
     Run("paper", {**_BY_DRIFT, "revisit_every": 0}),
@@ -108,9 +108,9 @@ _DEFER = (
 _BOTH_FLAGS = {**_BY_DRIFT, "policies": "skip_examples,defer_gradients", "defer_movement": 0.01}
 _BOTH = (Run("both_4", _BOTH_FLAGS, ranks=4),)
 # The paper's rule, masking and deferring with `max_auc_loss`.
-_BOUND = {"max_auc_loss": mask_and_defer_report.MOST_AUC_LOSS}
+_BOUND = {"max_auc_loss": mask_and_defer_report.MAX_AUC_LOSS}
 _BUDGET = (
-    Run("budget_paper", {**_BY_DRIFT, "skip_keep": 0.5, **_BOUND}),
+    Run("budget_paper", {**_BY_DRIFT, "skip_keep_rate": 0.5, **_BOUND}),
     Run("budget_mask_4", {**_MASK_FLAGS, **_BOUND}, ranks=4),
     Run("budget_defer_4", {**_DEFER_FLAGS, **_BOUND}, ranks=4),
 )

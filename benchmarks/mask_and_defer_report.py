@@ -11,7 +11,7 @@ import summary
 from common import difference, pyplot, spread
 
 Figures = Mapping[str, Mapping[int, Mapping[str, Any]]]
-MOST_AUC_LOSS = 0.001  # The value of `max_auc_loss` in the runs named budget_*.
+MAX_AUC_LOSS = 0.001  # The value of `max_auc_loss` in the runs named budget_*.
 _CLAIMED = ("paper", "mask", "defer_0.0", "budget")
 _MARKERS = {"stop": "v", "random": "x", "budget": "^", "mask": "s", "fae": "*"}
 _NEAR = 0.003
@@ -83,8 +83,8 @@ def _rows(
     for name, flushed in _last_flush(record).items():
         counts[name] += flushed
     offered = _sums(plain["windows"][warming_up:])["rows_offered"] if plain else 0
-    share = counts["rows_sent"] / offered if offered else None
-    return {**counts, "rows_share": share}
+    fraction = counts["rows_sent"] / offered if offered else None
+    return {**counts, "rows_share": fraction}
 
 
 def _last_flush(record: Mapping[str, Any]) -> dict[str, int]:
@@ -137,7 +137,7 @@ def claims_of(data: str, figures: Figures) -> dict[str, Any]:
     return {
         f"{data}_{name}_auc_minus_plain": summary.claim(
             [figures[name][seed]["auc_difference"] for seed in figures[name]],
-            -MOST_AUC_LOSS if name.startswith("budget") else None,
+            -MAX_AUC_LOSS if name.startswith("budget") else None,
             "higher",
             statistics.fmean,
         )
@@ -172,10 +172,10 @@ def _draw(axes: Any, figures: Figures) -> None:
         points = [f for f in by_seed.values() if _is_point(f)]
         if name.startswith("plain") or not points:
             continue
-        share, auc = ([p[k] for p in points] for k in ("rows_share", "auc_difference"))
-        spreads = [spread(values) for values in (share, auc)]
+        fraction, auc = ([p[k] for p in points] for k in ("rows_share", "auc_difference"))
+        spreads = [spread(values) for values in (fraction, auc)]
         axes.errorbar(
-            statistics.mean(share), statistics.mean(auc), xerr=spreads[0], yerr=spreads[1],
+            statistics.mean(fraction), statistics.mean(auc), xerr=spreads[0], yerr=spreads[1],
             marker=_MARKERS.get(name.split("_")[0], "o"), capsize=3, linestyle="none", label=name,
         )  # fmt: skip
 

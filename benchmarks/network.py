@@ -333,8 +333,8 @@ def write(title: str, trials: Sequence[tuple[Case, int, int, Mapping[str, Any]]]
     for placement, ranks in places:
         part = f"{title}, {placement}, {ranks} ranks"
         label = re.sub(r"[^a-z0-9.]+", "_", part.removesuffix(" ranks"))
-        beside = {(ALONE.placement, ALONE.ranks), (placement, ranks)}
-        chosen = [f for f in figures if (f["placement"], f["ranks"]) in beside]
+        others = {(ALONE.placement, ALONE.ranks), (placement, ranks)}
+        chosen = [f for f in figures if (f["placement"], f["ranks"]) in others]
         results = network_report.results_of(chosen, label, _RATE.value is not None)
         page = summary.write(_page({figure["run"] for figure in figures}), part, *results)
     return page

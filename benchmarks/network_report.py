@@ -203,8 +203,8 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
             claims[f"{label}_{run}_seconds"] = summary.claim(seconds, SECONDS)
         else:
             is_rounded = not {"bf16", "int8", "auto"}.isdisjoint(run.split("_"))
-            most = SHARES[is_rounded] if "defer" in run else 1.0
-            claims[f"{label}_{run}_bytes"] = summary.claim(shares, most, "lower", mean)
+            maximum = SHARES[is_rounded] if "defer" in run else 1.0
+            claims[f"{label}_{run}_bytes"] = summary.claim(shares, maximum, "lower", mean)
         claims[f"{label}_{run}_auc"] = summary.claim(losses, -AUC_LOSS, "higher", mean)
     return {"": columns}, claims
 

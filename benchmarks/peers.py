@@ -99,10 +99,10 @@ class Worker:
             threads: The number of threads that the peer can use.
         """
         programs = Path(__file__).resolve().parent / _PROGRAMS
-        answers, told = os.pipe()
+        answers, reported = os.pipe()
         environment = {
             **os.environ,
-            "ANSWERS": str(told),
+            "ANSWERS": str(reported),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": str(threads),
         }
@@ -120,9 +120,10 @@ class Worker:
         self._peer = peer
         self._process = subprocess.Popen(
             [*command, *peer.program[1:]],
-            env=environment, text=True, stdin=subprocess.PIPE, stdout=sys.stderr, pass_fds=[told],
+            env=environment, text=True, stdin=subprocess.PIPE, stdout=sys.stderr,
+            pass_fds=[reported],
         )  # fmt: skip
-        os.close(told)
+        os.close(reported)
         self._answers = os.fdopen(answers, encoding="utf-8")
 
     def __enter__(self) -> Worker:

@@ -5,7 +5,7 @@
 The data is clicks with eight fields and keys with a frequency of 1 / rank. slipstream-plan plans
 for a memory that fits all rows, and for smaller memories. Tables with the planned settings are then
 trained: a pass over the training part creates the rows, and 400 steps are measured. A step consists
-of lookups and updates only, and each batch is announced.
+of lookups and updates only, and each batch is prefetched.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, float]:
 
         @tf.function(reduce_retracing=True)
         def train(now: dict[str, tf.Tensor], following: dict[str, tf.Tensor]) -> None:
-            store.announce_rows(pack(following, specs))
+            store.prefetch_rows(pack(following, specs))
             rows, plan = store.lookup(pack(now, specs), training=True)
             with tf.control_dependencies(rows):
                 store.apply_gradients(plan, gradients)
@@ -170,11 +170,14 @@ def main(arguments: Sequence[str]) -> None:
         # The rows are created in one pass over the data.
         steps = -(-int(examples or 0) // _BATCH)
         plans, runs = [], []
-        for share in _SHARES.value:
-            memory = int(whole["memory_bytes"] * float(share) / 100)
+        for fraction in _SHARES.value:
+            memory = int(whole["memory_bytes"] * float(fraction) / 100)
             plans.append(plan_of(data, max(memory, 1)))
             runs.append(run_apart(data, plans[-1], steps))
-            print(json.dumps({"share": share, "plan": plans[-1]["step"], **runs[-1]}), flush=True)
+            print(
+                json.dumps({"fraction": fraction, "plan": plans[-1]["step"], **runs[-1]}),
+                flush=True,
+            )
     planned = [max(p["step"]["in_memory_ms"], p["step"]["disk_ms"]) for p in plans]
     errors = {
         "step": [p / r["step_ms"] for p, r in zip(planned, runs, strict=True)],

@@ -37,7 +37,7 @@ KINDS: Mapping[str, Storage] = {
     "float16": Storage("float16"),
     "bfloat16_both": Storage("bfloat16", "bfloat16"),
 }
-MOST_LOST = 0.0005
+MAX_LOST = 0.0005
 # (tables, rows, dim) -> maximum ratio of a step to float32.
 SHAPES = {(26, 100_000, 16): 1.0, (8, 1_000_000, 64): 1.0}
 _BATCH, _STEPS, _THREADS, _RATE, _ZIPF = 2048, 50, 2, 0.01, 1.05
@@ -59,31 +59,31 @@ def differences(name: str, seeds: Sequence[int]) -> None:
         if kind != "float32"
     }
     columns = [
-        summary.column("rows, slots", [told(KINDS[kind]) for kind in KINDS]),
+        summary.column("rows, slots", [reported(KINDS[kind]) for kind in KINDS]),
         summary.column("test AUC", list(aucs.values()), "{:.4f}", "mean of all seeds"),
         summary.column(
             "AUC less", [None, *lost.values()], "{:+.5f}", "mean of all seeds, each beside float32"
         ),
     ]
     claims = {
-        f"{name}_{kind}_auc_less_at_most": summary.claim(found, MOST_LOST, "lower", most_lost)
+        f"{name}_{kind}_auc_less_at_most": summary.claim(found, MAX_LOST, "lower", max_lost)
         for kind, found in lost.items()
     }
     print(summary.write("row_types", f"AUC, {name}", {"": columns}, claims), flush=True)
 
 
-def most_lost(differences: Sequence[float]) -> float:
+def max_lost(differences: Sequence[float]) -> float:
     """Returns the upper end of the 95% interval of the mean."""
     found = common.interval(differences)
     return differences[0] if found is None else found[1]
 
 
-def told(storage: Storage) -> str:
+def reported(storage: Storage) -> str:
     """Returns the names of both dtypes."""
     return f"{storage.dtype}, {storage.slot_dtype}"
 
 
-def steps(tables: int, rows: int, dim: int, most: float) -> None:
+def steps(tables: int, rows: int, dim: int, maximum: float) -> None:
     """Measures one shape; prints and writes its part."""
     keys = common.zipf_keys(np.random.default_rng(0), rows, (_STEPS, _BATCH, tables), _ZIPF)
     chosen = {
@@ -106,7 +106,7 @@ def steps(tables: int, rows: int, dim: int, most: float) -> None:
         for kind in KINDS
     }
     columns = [
-        summary.column("rows, slots", [told(storage) for storage in KINDS.values()]),
+        summary.column("rows, slots", [reported(storage) for storage in KINDS.values()]),
         summary.column(
             "bytes of a row and its slots",
             [storage.row_bytes(dim, slots) for storage in KINDS.values()],
@@ -125,7 +125,7 @@ def steps(tables: int, rows: int, dim: int, most: float) -> None:
         ),
     ]
     claims = {
-        f"{kind}_step_over_float32_d{dim}": summary.claim(ratios[kind], most, "lower")
+        f"{kind}_step_over_float32_d{dim}": summary.claim(ratios[kind], maximum, "lower")
         for kind in list(KINDS)[1:]
     }
     part = f"a step, {tables} tables of {rows:,} rows x {dim}"
@@ -141,8 +141,8 @@ def main(arguments: Sequence[str]) -> None:
             differences(name, common.integers("seeds", _SEEDS.value))
         return
     awake.keep()
-    for shape, most in SHAPES.items():
-        steps(*shape, most)
+    for shape, maximum in SHAPES.items():
+        steps(*shape, maximum)
 
 
 if __name__ == "__main__":

@@ -59,13 +59,13 @@ class Asked:
     """Targets for the run "fm", which drops examples by the pilot "fm".
 
     Attributes:
-        share: Maximum number of trained examples, as a fraction of plain training, 0 to 1.
+        fraction: Maximum number of trained examples, as a fraction of plain training, 0 to 1.
         tolerance: Maximum loss of AUC.
         seconds: Maximum training time, as a fraction of plain training.
         ahead: Minimum AUC advantage over random dropping and over stopping early.
     """
 
-    share: float
+    fraction: float
     tolerance: float
     seconds: float
     ahead: float
@@ -95,12 +95,12 @@ class Task:
 
 
 def runs_of(
-    share: float, plain: Mapping[str, Any], kept: Mapping[str, Any], others: Sequence[Run]
+    fraction: float, plain: Mapping[str, Any], kept: Mapping[str, Any], others: Sequence[Run]
 ) -> dict[str, Run]:
     """Returns all runs of a task.
 
     Args:
-        share: The fraction of the examples to drop.
+        fraction: The fraction of the examples to drop.
         plain: Flags of plain training.
         kept: Flags of runs that drop examples.
         others: Plain training with other batch sizes.
@@ -108,13 +108,17 @@ def runs_of(
     found = {PLAIN: Run(plain)}
     found.update({f"plain_{run.flags['batch_size']}": run for run in others})
     for name, pilot in (("fm", "fm"), ("uniform", "label"), ("linear", "linear")):
-        found[name] = Run(common.thinned(share, pilot=pilot, **kept))
+        found[name] = Run(common.subsampled(fraction, pilot=pilot, **kept))
     # This run does not refill batches. With this batch size, about as many examples of a batch are
     # trained as in the other runs.
-    whole = 2 ** round(math.log2(kept["batch_size"] / (1 - share)))
-    found["model"] = Run(common.thinned(share, pilot="model", **{**kept, "batch_size": whole}))
+    whole = 2 ** round(math.log2(kept["batch_size"] / (1 - fraction)))
+    found["model"] = Run(
+        common.subsampled(fraction, pilot="model", **{**kept, "batch_size": whole})
+    )
     double = 2 * kept["batch_size"]
-    found[f"fm_{double}"] = Run(common.thinned(share, pilot="fm", **{**kept, "batch_size": double}))
+    found[f"fm_{double}"] = Run(
+        common.subsampled(fraction, pilot="fm", **{**kept, "batch_size": double})
+    )
     found["random"] = Run({"control": "random"}, "fm")
     found["stop"] = Run({"control": "stop"}, "fm")
     return found
@@ -132,10 +136,10 @@ _GLOBO_1 = {
 _FRAPPE = {
     PLAIN: Run({"batch_size": 4096}),
     "plain_2_in_1": Run({"batch_size": 4096, "evaluate_every": 25}),
-    "fm": Run(common.thinned(0.5, pilot="fm", batch_size=4096, window_steps=25)),
+    "fm": Run(common.subsampled(0.5, pilot="fm", batch_size=4096, window_steps=25)),
     # This run does not refill batches. About as many examples of a batch are trained as in the
     # others.
-    "model": Run(common.thinned(0.5, pilot="model", batch_size=8192, window_steps=25)),
+    "model": Run(common.subsampled(0.5, pilot="model", batch_size=8192, window_steps=25)),
     "random": Run({"control": "random"}, "fm"),
 }
 _GLOBO_49_RUNS = runs_of(
@@ -147,7 +151,7 @@ _GLOBO_49_RUNS = runs_of(
         Run({"batch_size": 4096, **common.rates(0.0056)}),
     ],
 )
-_RARE = Asked(share=0.22, tolerance=0.0, seconds=0.3, ahead=0.01)
+_RARE = Asked(fraction=0.22, tolerance=0.0, seconds=0.3, ahead=0.01)
 TASKS: Mapping[str, Task] = {
     "globo_49": Task(
         "globo", 8_998_912, common.GLOBO_49, _GLOBO_49_RUNS, _RARE, common.EXAMPLES_49
@@ -191,7 +195,7 @@ TASKS: Mapping[str, Task] = {
                 Run({"batch_size": 2048, **common.rates(0.00085, 0.5)}),
             ],
         ),
-        Asked(share=0.55, tolerance=0.0015, seconds=0.6, ahead=0.006),
+        Asked(fraction=0.55, tolerance=0.0015, seconds=0.6, ahead=0.006),
         {"negatives": 9},
     ),
     "generated_2": Task(
@@ -229,7 +233,7 @@ def steps_between(examples: int, given: Mapping[str, Any]) -> int:
 
     It is a multiple of ten steps, which slipstream-train runs in one call.
     """
-    kept = 1.0 - given.get("skip_share", 0.0) * (1.0 - given.get("warmup", 0.0))
+    kept = 1.0 - given.get("skip_fraction", 0.0) * (1.0 - given.get("warmup", 0.0))
     return 10 * max(1, round(examples * kept / given["batch_size"] / _POINTS.value / 10))
 
 
@@ -296,10 +300,10 @@ def reaching_of(records: Records) -> list[Any]:
     """Returns the table of times to reach plain's AUC gain."""
     ends = [record["test"]["auc"] for record in records[PLAIN]]
     found = [summary.column("run", list(records))]
-    for share in _GAINS:
-        levels = [curves.level(end, share) for end in ends]
+    for fraction in _GAINS:
+        levels = [curves.level(end, fraction) for end in ends]
         cells = [curves.reach_cell(seeds, levels) for seeds in records.values()]
-        found.append(summary.column(f"{share:.0%} of plain's gain", cells))
+        found.append(summary.column(f"{fraction:.0%} of plain's gain", cells))
     return found
 
 
@@ -335,18 +339,18 @@ def claims_of(
     fm = figures["fm"]
     plain = [seeds for run, seeds in figures.items() if run.startswith(PLAIN)]
     fastest = [min(one["seconds"] for one in of_seed) for of_seed in zip(*plain, strict=True)]
-    ratios = [one["seconds"] / least for one, least in zip(fm, fastest, strict=True)]
+    ratios = [one["seconds"] / minimum for one, minimum in zip(fm, fastest, strict=True)]
     found = {
         "auc_minus_plain": ([one["auc - plain"] for one in fm], -asked.tolerance, "higher"),
-        "trained": ([one["trained"] for one in fm], asked.share, "lower"),
+        "trained": ([one["trained"] for one in fm], asked.fraction, "lower"),
         "seconds_over_fastest_plain": (ratios, asked.seconds, "lower"),
     }
     found["auc_minus_plain_at_equal_seconds"] = (ahead_at_equal_seconds(records), 0.0, "higher")
-    for control, least in (("uniform", 0.0), ("random", asked.ahead), ("stop", asked.ahead)):
+    for control, minimum in (("uniform", 0.0), ("random", asked.ahead), ("stop", asked.ahead)):
         if control in figures:
             ahead = zip(fm, figures[control], strict=True)
             values = [one["auc"] - other["auc"] for one, other in ahead]
-            found[f"auc_minus_{control}"] = (values, least, "higher")
+            found[f"auc_minus_{control}"] = (values, minimum, "higher")
     return {
         f"{name}_{what}": summary.claim(values, target, better, statistics.fmean)
         for what, (values, target, better) in found.items()

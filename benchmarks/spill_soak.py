@@ -22,7 +22,7 @@ from absl import app, flags
 from larger_than_memory_case import resident_bytes
 
 import slipstream_tf as slip
-from slipstream_tf.distributed import JobCheckpoints, SingleProcess
+from slipstream_tf.distributed import CheckpointManager, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore
 
@@ -38,7 +38,7 @@ _DIM, _BATCH, _FEATURES, _KEYS, _LIFE = 32, 1024, 8, 4_000_000, 4_000
 _KEEP = 2
 # Limits from the documentation: at most five thirds of the rows and their keys, plus three files,
 # each 1/64 of all rows.
-MOST_DISK, MOST_SLOPE = 5 / 3 + 3 / 64, 32.0
+MAX_DISK, MAX_SLOPE = 5 / 3 + 3 / 64, 32.0
 
 
 def table_of(memory: str | None) -> slip.Table:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
 
     @tf.function
     def train(now: tf.Tensor, following: tf.Tensor) -> None:
-        store.announce_rows(pack(following, specs))
+        store.prefetch_rows(pack(following, specs))
         rows, plan = store.lookup(pack(now, specs), training=True, stacked=True)
         with tf.control_dependencies(rows):
             store.apply_gradients(plan, [gradient])
@@ -86,7 +86,9 @@ def main(arguments: Sequence[str]) -> None:
 
     with tempfile.TemporaryDirectory(dir=_SPILL.value) as folder:
         saved = Path(folder, "saved")
-        job = JobCheckpoints(saved, tf.train.Checkpoint(), SingleProcess(), store, keep=_KEEP)
+        job = CheckpointManager(
+            saved, tf.train.Checkpoint(), SingleProcess(), store, max_to_keep=_KEEP
+        )
         begin = last_sample = last_saved = time.monotonic()
         end = begin + _MINUTES.value * 60
         samples: list[tuple[float, float, float, float, float, int]] = []
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
         job.wait()
         back = NativeStore([table_of(None)], slip.optimizers.Adagrad(0.01, 0.1))
         checkpoint = tf.train.Checkpoint()
-        JobCheckpoints(saved, checkpoint, SingleProcess(), back, keep=_KEEP).restore()
+        CheckpointManager(saved, checkpoint, SingleProcess(), back, max_to_keep=_KEEP).restore()
         ours, theirs = store.export_table("t"), back.export_table("t")
         is_same = all(np.array_equal(ours[name], theirs[name]) for name in theirs)
     found = np.array(samples)
@@ -136,8 +138,8 @@ def main(arguments: Sequence[str]) -> None:
         summary.column("open files", found[at, 5].tolist(), "{:.0f}"),
     ]
     claims = {
-        "mib_per_hour": summary.claim([slope], MOST_SLOPE),
-        "disk_over_rows": summary.claim([float(warm[:, 2].max())], MOST_DISK),
+        "mib_per_hour": summary.claim([slope], MAX_SLOPE),
+        "disk_over_rows": summary.claim([float(warm[:, 2].max())], MAX_DISK),
         "restored_rows_differ": summary.claim([0.0 if is_same else 1.0], 0),
         "steps": summary.claim([step]),
         "rows_expired": summary.claim([store.statistics("t").expired_rows]),

@@ -44,12 +44,12 @@ _EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-t
 
 _UNPROBED = {"revisit_every": 0}
 _MASK = {"policies": "mask_gradients"}
-_INPUTS = {"policies": "skip_examples", "skip_by": "row_drift"}
+_INPUTS = {"policies": "skip_examples", "skip_score": "row_drift"}
 _DEFER = {"policies": "defer_gradients"}
 _BUDGET = {"max_auc_loss": 0.0005}
 # The plain run is watched to count its gradient rows.
 _WATCHED = {"watch": True}
-_THINNED = common.thinned(0.85, batch_size=1024, **common.rates(0.0028))
+_SUBSAMPLED = common.subsampled(0.85, batch_size=1024, **common.rates(0.0028))
 # Kinds of controls. They do not use the engine.
 RANDOM, STOP = "random", "stop"
 
@@ -105,9 +105,9 @@ TASKS: Mapping[str, Task] = {
             # The same warm-up as the other runs, because predictions during the warm-up are not
             # counted.
             "plain": {**_WATCHED, "warmup": 0.05, "batch_size": 1024, **common.rates(0.0014)},
-            "fm": {**_THINNED, "pilot": "fm"},
-            "uniform": {**_THINNED, "pilot": "label"},
-            "linear": {**_THINNED, "pilot": "linear"},
+            "fm": {**_SUBSAMPLED, "pilot": "fm"},
+            "uniform": {**_SUBSAMPLED, "pilot": "label"},
+            "linear": {**_SUBSAMPLED, "pilot": "linear"},
             "random": Control("fm", RANDOM),
             "stop": Control("fm", STOP),
         },
@@ -186,7 +186,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
     if skips_examples:
         dataset = dataset.map(predicted)
     if way == RANDOM:
-        dataset = _thinned(dataset, settings, planned, trains)
+        dataset = _subsampled(dataset, settings, planned, trains)
     trained, start = 0, time.perf_counter()
     # The upstream dataset predicts when it is read, so it must not be read ahead.
     kept = slipstream.apply(dataset, batch_size=settings.batch_size, ahead=False)
@@ -216,7 +216,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
     }
 
 
-def _thinned(
+def _subsampled(
     dataset: tf.data.Dataset, settings: Settings, planned: int, trains: int
 ) -> tf.data.Dataset:
     """Drops examples at random after the warm-up, until `trains` remain."""
@@ -226,14 +226,14 @@ def _thinned(
 
     warmup = math.ceil(planned / settings.batch_size * 0.05)
     first = warmup * settings.batch_size
-    share = (trains - first) / (planned - first)
+    fraction = (trains - first) / (planned - first)
     random = tf.random.Generator.from_seed(settings.seed)
 
-    def thin(index: tf.Tensor, batch: Any) -> Any:
+    def subsample(index: tf.Tensor, batch: Any) -> Any:
         drawn = random.uniform(tf.shape(batch[1])[:1])
-        return chosen_rows(batch, (drawn < share) | (index < warmup))
+        return chosen_rows(batch, (drawn < fraction) | (index < warmup))
 
-    return dataset.enumerate().map(thin).rebatch(settings.batch_size)
+    return dataset.enumerate().map(subsample).rebatch(settings.batch_size)
 
 
 def results_of(
@@ -303,13 +303,13 @@ def main(arguments: Sequence[str]) -> None:
             assert isinstance(found, Mapping)
             folder = Path(_RECORDS.value) / _TASK.value / f"seed{seed}" / name
             given = {**task.flags, **found, **extra}
-            told = {**given, **dataclasses.asdict(control)}
-            record = common.finished(folder, told)
+            reported = {**given, **dataclasses.asdict(control)}
+            record = common.finished(folder, reported)
             if record is None:
                 print(f"seed {seed}: {name}", flush=True)
                 trains = figures[control.match][seed]["examples_trained"] if control.way else 0
                 record = run(settings_of(data, int(seed), given), control.way, trains)
-                write_json(str(folder / common.FLAGS), told)
+                write_json(str(folder / common.FLAGS), reported)
                 write_json(str(folder / common.RECORD), record)
             figures[name][seed] = record
     part = f"{_TASK.value} in time order, {len(_SEEDS.value)} seeds"

@@ -29,19 +29,19 @@ class Data:
     """A data set and its model.
 
     Attributes:
-        told: A description.
+        reported: A description.
         data: The name of a data set to prepare, or of generated data.
         options: Options of the program that prepares the data.
         epochs: The number of passes.
         model: "dim", "bottom", "top" and "batch".
-        skip_share: The fraction of examples that skipping systems drop.
+        skip_fraction: The fraction of examples that skipping systems drop.
     """
 
-    told: str
+    reported: str
     data: str
     epochs: int
     model: Mapping[str, Any]
-    skip_share: float
+    skip_fraction: float
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -88,9 +88,9 @@ def files_of(
     """
     data, files = DATA[name], folder / "data"
     files.mkdir(parents=True, exist_ok=True)
-    told, trains = files / "told.json", {seed: files / f"train-{seed}.bin" for seed in seeds}
+    reported, trains = files / "told.json", {seed: files / f"train-{seed}.bin" for seed in seeds}
     missing = {seed: train for seed, train in trains.items() if not train.exists()}
-    if not told.exists() or missing:
+    if not reported.exists() or missing:
         parts = {part: _read(data, part, examples) for part in _PARTS}
         cardinalities = _number(parts)
         for part in _PARTS[1:]:
@@ -99,18 +99,18 @@ def files_of(
         for seed, train in missing.items():
             _write_train(rows, train, data, seed)
         description = {"cardinalities": cardinalities, "numbers": numbers, "examples": len(rows)}
-        told.write_text(json.dumps(description), encoding="utf-8")
-    description = json.loads(told.read_text(encoding="utf-8"))
+        reported.write_text(json.dumps(description), encoding="utf-8")
+    description = json.loads(reported.read_text(encoding="utf-8"))
     steps = data.epochs * description.pop("examples") // data.model["batch"]
     shared = {
         "valid": str((files / "valid.bin").resolve()),
         "test": str((files / "test.bin").resolve()), **description, **data.model, "steps": steps,
-        "skip_share": data.skip_share,
+        "skip_fraction": data.skip_fraction,
     }  # fmt: skip
     return {seed: {"train": str(train.resolve()), **shared} for seed, train in trains.items()}
 
 
-def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
+def _read(data: Data, part: str, maximum: int | None) -> dict[str, np.ndarray]:
     """Reads a part of the data set.
 
     Returns:
@@ -121,16 +121,16 @@ def _read(data: Data, part: str, most: int | None) -> dict[str, np.ndarray]:
         found_part = PreparedReader(folder, _READ_AT_ONCE, part)
         reader: Reader = found_part.in_memory(0) if part == "train" else found_part
     else:
-        share = 1.0 if part == "train" else 0.1
+        fraction = 1.0 if part == "train" else 0.1
         _, count, *law = data.data.split(":")
-        file = ":".join(["generated", str(min(int(count), most or int(count))), *law])
-        reader = registry.open_generated(file, part, _READ_AT_ONCE, share)
+        file = ":".join(["generated", str(min(int(count), maximum or int(count))), *law])
+        reader = registry.open_generated(file, part, _READ_AT_ONCE, fraction)
     found: dict[str, list[np.ndarray]] = {"keys": [], "dense": [], "label": []}
     for features, label in reader.dataset().as_numpy_iterator():
         found["keys"].append(features["keys"])
         found["dense"].append(features.get("dense", np.zeros((len(label), 0), np.float32)))
         found["label"].append(label)
-    taken = most if part == "train" else None
+    taken = maximum if part == "train" else None
     return {name: np.concatenate(blocks)[:taken] for name, blocks in found.items()}
 
 

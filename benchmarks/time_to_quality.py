@@ -162,12 +162,12 @@ class Runs:
         if time.monotonic() > self._ends:
             raise OutOfTime
         folder.mkdir(parents=True, exist_ok=True)
-        told, record = folder / common.FLAGS, folder / common.RECORD
-        write_json(str(told), settings)
+        reported, record = folder / common.FLAGS, folder / common.RECORD
+        write_json(str(reported), settings)
         system = SYSTEMS[name]
         python = peers.python_of(system.environment, Path(_ENVIRONMENTS.value))
         program = Path(__file__).resolve().parent / "systems" / system.program[0]
-        arguments = [str(told), str(record), *system.program[1:]]
+        arguments = [str(reported), str(record), *system.program[1:]]
         rates = ", ".join(f"{settings[rate]:g}" for rate in ("rate", "rows_rate", "damping"))
         print(f"{name}, {label}: {rates}", flush=True)
         environment = {
@@ -230,8 +230,8 @@ def run_all(
             for name in names:
                 settings = _settings({**files[seed], "measured": files[seed]["test"]})
                 settings |= {**tuned[name], "seed": seed}
-                share = settings["skip_share"] if "skipping" in SYSTEMS[name].program else 0.0
-                trained = round(settings["steps"] * (1.0 - share))
+                fraction = settings["skip_fraction"] if "skipping" in SYSTEMS[name].program else 0.0
+                trained = round(settings["steps"] * (1.0 - fraction))
                 settings["every"] = max(1, trained // _POINTS.value // 16) * 16
                 record = runs.record(name, f"seed_{seed}", settings)
                 kept[name][seed] = curves.with_even_rest(record)
@@ -247,8 +247,8 @@ def _settings(of_data: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_bfloat16() -> bool:
     """Returns whether the processors support bfloat16 multiplication."""
-    told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return any(flag in told for flag in _NEEDS_BFLOAT16)
+    reported = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return any(flag in reported for flag in _NEEDS_BFLOAT16)
 
 
 def choose(names: Sequence[str]) -> list[str]:
@@ -277,7 +277,7 @@ def levels_of(kept: Kept) -> list[float]:
         for name in kept
         if SYSTEMS[name].trains_all
     ]
-    return [round(curves.level(min(ends), share), 4) for share in _LEVELS]
+    return [round(curves.level(min(ends), fraction), 4) for fraction in _LEVELS]
 
 
 def seconds_to(record: Mapping[str, Any], level: float) -> float | None:
@@ -368,10 +368,10 @@ def main(arguments: Sequence[str]) -> None:
             versions.update(record["versions"])
     tables, claims = tables_of(kept, levels), claims_of(kept, levels[-1])
     name = f"time_to_quality_{_DATA.value}"
-    print(summary.write(name, DATA[_DATA.value].told, tables, claims, versions))
+    print(summary.write(name, DATA[_DATA.value].reported, tables, claims, versions))
     shown = {SYSTEMS[of].label: list(of_seeds.values()) for of, of_seeds in kept.items()}
     picture = summary.output() / f"{name}.png"
-    curves.plot(DATA[_DATA.value].told, shown, picture, levels[0] - 0.02)
+    curves.plot(DATA[_DATA.value].reported, shown, picture, levels[0] - 0.02)
 
 
 if __name__ == "__main__":

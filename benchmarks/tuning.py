@@ -27,13 +27,13 @@ from absl import app, flags
 
 from slipstream_tf.telemetry.run_record import write_json
 
-MOST_TRIALS = 40
+MAX_TRIALS = 40
 SEEDS = (0, 1, 2)
 CHOSEN = "chosen.json"
 
 _SEARCH = flags.DEFINE_string("search", None, "Name of the search, see SEARCHES.", required=True)
 _TRIALS = flags.DEFINE_integer(
-    "trials", 20, "Trials of the search.", lower_bound=1, upper_bound=MOST_TRIALS
+    "trials", 20, "Trials of the search.", lower_bound=1, upper_bound=MAX_TRIALS
 )
 _FINAL = flags.DEFINE_bool("final", False, "Measure the best trial's settings on the test part.")
 _RECORDS = flags.DEFINE_string("records", "runs/tuning", "Folder of the runs.")

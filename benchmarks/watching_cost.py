@@ -49,7 +49,7 @@ _ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of a table.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
 _POLICIES = flags.DEFINE_list(
     "policies",
-    ["foreseen_loss", "row_drift", "mask_gradients", "defer_gradients"],
+    ["predicted_loss", "row_drift", "mask_gradients", "defer_gradients"],
     "Policies to watch with; the first two skip examples.",
 )
 _METRICS = flags.DEFINE_list("metrics", ["linf"], "Drift metrics of row_drift and mask_gradients.")
@@ -65,9 +65,9 @@ _QUICK_VALUES = {"runs": 2, "window": 12, "batches": 4, "rows": 500, "batch": 64
 # The first window has no snapshot and the second has an incomplete one. States take effect
 # afterwards. These windows end after as many steps as there are batches.
 _WINDOWS_BEFORE = 3
-_MOST_TIMES, _MOST_TIMES_LIVE, _MOST_OF_WINDOW = 1.02, 1.05, 0.005
+_MAX_TIMES, _MAX_TIMES_LIVE, _MAX_PART_OF_WINDOW = 1.02, 1.05, 0.005
 _BY_DRIFT = ("row_drift", "mask_gradients")
-_LEAVE_OUT = ("foreseen_loss", "row_drift")
+_LEAVE_OUT = ("predicted_loss", "row_drift")
 
 
 def make_batches() -> tf.data.Dataset:
@@ -170,7 +170,7 @@ def run_window(arms: Sequence[Arm]) -> np.ndarray:
 def policies() -> dict[str, Policy]:
     """Returns the policies that can be measured, by name."""
     return {
-        "foreseen_loss": slip.SkipExamples(slip.ForeseenLoss("fm")),
+        "predicted_loss": slip.SkipExamples(slip.PredictedLoss("fm")),
         "row_drift": slip.SkipExamples(slip.RowDrift()),
         "mask_gradients": slip.MaskGradients(),
         "defer_gradients": slip.DeferGradients(memory=_DEFERRED.value),
@@ -267,11 +267,11 @@ def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for result in results:
         name = f"{result['policy']}_{result['metric']}".removesuffix("_none")
         name = f"live_{name}" if _LIVE.value else name
-        most = _MOST_TIMES_LIVE if _LIVE.value else _MOST_TIMES
-        claims[name] = summary.claim(result["ratios_at_default_window"], most)
+        maximum = _MAX_TIMES_LIVE if _LIVE.value else _MAX_TIMES
+        claims[name] = summary.claim(result["ratios_at_default_window"], maximum)
         window = _DEFAULT_WINDOW * result["milliseconds"][0].mean()
         ends = [end / window for end in result["window_end_milliseconds"]]
-        claims[f"{name}_end"] = summary.claim(ends, _MOST_OF_WINDOW)
+        claims[f"{name}_end"] = summary.claim(ends, _MAX_PART_OF_WINDOW)
         shares = [
             result[f"{what}_bytes"] / result[f"{what}_budget_bytes"]
             for what in ("snapshot", "held")

@@ -20,7 +20,9 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LOGS = {"warning", "error", "info", "log_first_n", "warn"}
 _MIN_WORDS = 3
-_CC_ERROR = re.compile(r"(?:InvalidArgument|[A-Z]\w*)Error\((.*?)\);", re.DOTALL)
+_CC_ERROR = re.compile(
+    r"(?:[A-Z]\w*Error|return (?:InvalidArgument|DataLoss|ResourceExhausted))\((.*?)\);", re.DOTALL
+)
 _CC_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 Message = tuple[str, pathlib.Path, int, str]
 
@@ -52,10 +54,22 @@ def python_messages(path: pathlib.Path) -> Iterator[Message]:
     """Yields the messages of a Python file: string arguments of at least three words."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     raised = {id(node.exc) for node in ast.walk(tree) if isinstance(node, ast.Raise)}
+    assigned: dict[str, list[ast.Assign]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned.setdefault(node.targets[0].id, []).append(node)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "invalid":
-            parts = [text_of(part).strip("{}") for part in node.args] + ["{place}", "{allowed}"]
-            text = "Invalid `{}`: {{{}}} for {}. Allowed: {}".format(*parts)
+            # A variable that holds the text has the value of the last assignment above.
+            parts = []
+            for part in node.args:
+                above = [
+                    a for a in assigned.get(getattr(part, "id", ""), []) if a.lineno < part.lineno
+                ]
+                last = max(above, key=lambda a: a.lineno).value if above else part
+                is_text = isinstance(last, (ast.Constant, ast.JoinedStr, ast.BinOp))
+                parts.append(text_of(last if is_text else part))
+            text = "Invalid `{}`: {} for {}. Expected {}.".format(*parts, "{place}", "{allowed}")
             yield "error", path, node.lineno, " ".join(text.split())
         elif isinstance(node, ast.Call):
             for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
@@ -78,8 +92,8 @@ def cc_messages(path: pathlib.Path) -> Iterator[Message]:
 def messages() -> list[Message]:
     """Returns all messages of the package and of the op library, by file and line."""
     found = [m for p in (ROOT / "slipstream_tf").rglob("*.py") for m in python_messages(p)]
-    for path in (ROOT / "cc_ops").rglob("*.cc"):
-        if not path.stem.endswith("_test"):
+    for path in (*(ROOT / "cc_ops").rglob("*.cc"), *(ROOT / "cc_ops").rglob("*.h")):
+        if not path.stem.endswith("_test") and "testing" not in path.parts:
             found += cc_messages(path)
     return sorted(found, key=lambda message: message[1:3])
 

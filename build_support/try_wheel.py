@@ -20,7 +20,7 @@ from wheels import RELEASES, ROOT
 
 _WORK = ROOT / "build" / "debian"
 _MIRROR = "http://deb.debian.org/debian"
-_MOST_SECONDS = 20.0
+_TIMEOUT_SECONDS = 20.0
 _NO_DEBIAN = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure.
 _STEP = "slipstream-train --data=generated:20000 --output=/tmp/run"
 
@@ -132,14 +132,14 @@ def main() -> int:
             print(f"No Debian {suite} could be made of {chosen.mirror}: {error}", flush=True)
             return _NO_DEBIAN
         for release in chosen.tensorflow.split(","):
-            told = f"Debian {suite}, Python {debian.python}, TensorFlow {release}"
+            reported = f"Debian {suite}, Python {debian.python}, TensorFlow {release}"
             if not download(debian, release, wheel):
-                print(f"{told}: there is none for this Python", flush=True)
+                print(f"{reported}: there is none for this Python", flush=True)
                 continue
             seconds = try_one(debian, release, wheel)
-            print(f"{told}: works; installed in {seconds:.1f} s", flush=True)
-            if seconds > _MOST_SECONDS:
-                raise SystemExit(f"Installing took more than {_MOST_SECONDS:g} s.")
+            print(f"{reported}: works; installed in {seconds:.1f} s", flush=True)
+            if seconds > _TIMEOUT_SECONDS:
+                raise SystemExit(f"Installing took more than {_TIMEOUT_SECONDS:g} s.")
             works += 1
     return 0 if works else 1
 

@@ -33,13 +33,13 @@ def environment(name: str, packages: Sequence[str]) -> Path:
     """
     folder = WORK / name
     python, stamp = folder / "bin" / "python", folder / "packages.txt"
-    told = "\n".join(packages)
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != told:
+    reported = "\n".join(packages)
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != reported:
         print(f"Making an environment with {', '.join(packages)}", flush=True)
         venv.create(folder, with_pip=True)
         quiet = ["--quiet", "--disable-pip-version-check"]
         subprocess.run([python, "-m", "pip", "install", *quiet, *packages], check=True)
-        stamp.write_text(told, encoding="utf-8")
+        stamp.write_text(reported, encoding="utf-8")
     return python
 
 
@@ -78,10 +78,10 @@ def build(pythons: Mapping[str, str], output: Path) -> Path:
 def main() -> int:
     """Builds the wheel for the selected releases and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    told = "releases, comma-separated; default: %(default)s"
-    parser.add_argument("--tensorflow", default=",".join(RELEASES), help=told)
-    told = "whose TensorFlow is the only one to build for, instead"
-    parser.add_argument("--python", type=Path, help=told)
+    reported = "releases, comma-separated; default: %(default)s"
+    parser.add_argument("--tensorflow", default=",".join(RELEASES), help=reported)
+    reported = "whose TensorFlow is the only one to build for, instead"
+    parser.add_argument("--python", type=Path, help=reported)
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="default: %(default)s")
     chosen = parser.parse_args()
     if chosen.python:

@@ -36,10 +36,10 @@ from slipstream_tf.config import (  # noqa: E402
 from slipstream_tf.ops.features import FeatureSpec  # noqa: E402
 from slipstream_tf.policies import (  # noqa: E402
     DeferGradients,
-    ForeseenLoss,
     Interval,
     MaskGradients,
     Movement,
+    PredictedLoss,
     SkipExamples,
 )
 
@@ -47,7 +47,7 @@ from slipstream_tf.policies import (  # noqa: E402
 CLASSES: tuple[type, ...] = (
     *(
         SkipExamples,
-        ForeseenLoss,
+        PredictedLoss,
         RowDrift,
         DeferGradients,
         Movement,

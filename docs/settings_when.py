@@ -11,19 +11,19 @@ from collections.abc import Mapping
 # Class of settings -> setting -> when to change it.
 CLASSES: Mapping[str, Mapping[str, str]] = {
     "SkipExamples": {
-        "by": "Always. Use `ForeseenLoss` for a single pass. Over multiple epochs, compare with a "
-        "shorter schedule, which is hard to beat. `RowDrift` is a baseline.",
-        "share": "With `ForeseenLoss`, a lower click rate allows a larger fraction (0.85 at 2% "
+        "score": "Always. Use `PredictedLoss` for a single pass. Over multiple epochs, compare "
+        "with a shorter schedule, which is hard to beat. `RowDrift` is a baseline.",
+        "fraction": "With `PredictedLoss`, a lower click rate allows a larger fraction (0.85 at 2% "
         "clicks). With the paper's rule every dropped example costs AUC: choose a small fraction, "
         "or set `max_auc_loss`, which fails on a changing stream.",
-        "keep": "Dropping by drift has damaged the calibration of the model.",
+        "keep_rate": "Dropping by drift has damaged the calibration of the model.",
     },
-    "ForeseenLoss": {
+    "PredictedLoss": {
         "pilot": "Compare with uniform negative sampling (`label`; a dry run prints the command), "
         "which is often as good. Use `model` if the forward pass is a small part of a step.",
-        "correct": "The model is a `slip.keras.Model`, and sample weights conflict with your own.",
-        "floor": "Increase it if wrong predictions of the pilot cost quality. Decrease it to drop "
-        "more examples.",
+        "correction": "The model is a `slip.keras.Model`, and sample weights conflict with yours.",
+        "min_keep_probability": "Increase it if wrong predictions of the pilot cost quality. "
+        "Decrease it to drop more examples.",
         "factors": "Memory is short: up to 4 factors need half of it.",
         "memory": "The data has many more keys than 32 MiB has buckets (half a million).",
     },
@@ -45,10 +45,10 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "steps": "To change how long a gradient may be deferred. Not for native tables: deferring "
         "by interval cost .0171 AUC on a [changing stream](limits.md#a-changing-stream), deferring "
         "by movement .0007.",
-        "share": "To change how many keys are deferred.",
+        "fraction": "To change how many keys are deferred.",
     },
     "MaskGradients": {
-        "share": "To change how many keys are masked. Every masked key costs AUC.",
+        "fraction": "To change how many keys are masked. Every masked key costs AUC.",
         "decay_moments": "With Adam, if constant moments of masked rows harm the model.",
     },
     "Window": {
@@ -207,14 +207,14 @@ FLAGS: Mapping[str, str] = {
 
 # Flag -> the setting that it sets.
 FLAGS_OF_SETTINGS: Mapping[str, str] = {
-    "skip_by": "SkipExamples.by",
-    "skip_share": "SkipExamples.share",
-    "skip_keep": "SkipExamples.keep",
-    "pilot": "ForeseenLoss.pilot",
+    "skip_score": "SkipExamples.by",
+    "skip_fraction": "SkipExamples.fraction",
+    "skip_keep_rate": "SkipExamples.keep",
+    "pilot": "PredictedLoss.pilot",
     "skip_alpha": "RowDrift.alpha",
     "defer_movement": "Movement.distance",
     "defer_max_age": "Movement.max_age",
-    "mask_share": "MaskGradients.share",
+    "mask_fraction": "MaskGradients.share",
     "window_steps": "Window.steps",
     "warmup": "Window.warmup",
     "hot_set_memory": "HotSet.memory",

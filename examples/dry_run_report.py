@@ -32,9 +32,9 @@ def main() -> None:
 
     runs = read_runs([str(run)])
     for saving in runs[0].value("dry_run", "savings"):
-        cost = saving["most_cost"]
+        cost = saving["max_cost"]
         limit = "unknown" if cost is None else f"at most {cost:.4f} AUC"
-        print(f"{saving['what']}: {saving['share']:.1%} saved, estimated cost {limit}")
+        print(f"{saving['what']}: {saving['fraction']:.1%} saved, estimated cost {limit}")
     page = write_report(runs, str(pathlib.Path(folder) / "report"))
     print(f"report: {page}")
 

@@ -74,7 +74,7 @@ def main() -> None:
     )
     slipstream = slip.Slipstream(
         embeddings,
-        policies=slip.SkipExamples(by=slip.RowDrift(), share=0.3, keep=0.2),
+        policies=slip.SkipExamples(score=slip.RowDrift(), fraction=0.3, keep_rate=0.2),
         max_auc_loss=0.005,
     )
     model.fit(

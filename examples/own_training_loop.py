@@ -2,7 +2,7 @@
 
 Run: python examples/own_training_loop.py
 
-The example prints a line per window, the ledger with the skipped examples, and the number of rows
+The example prints a line per window, a table of the skipped examples, and the number of rows
 in the restored checkpoint.
 """
 
@@ -72,9 +72,9 @@ def main() -> None:
         if report is not None:
             print(
                 f"step {report.step}: loss {float(loss):.4f}, T {report.threshold:.3g}, "
-                f"{report.skipped_share:.0%} of the examples skipped"
+                f"{report.skipped_fraction:.0%} of the examples skipped"
             )
-    print(slipstream.ledger)
+    print(slipstream.report().table())
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = tf.train.Checkpoint(embeddings=embeddings, tower=tower)
         path = checkpoint.save(os.path.join(folder, "model"))

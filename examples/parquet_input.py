@@ -92,7 +92,7 @@ def main() -> None:
             optimizer="adagrad",
         )
         model = slip.models.DLRM(embeddings, len(NUMBERS), bottom=[32, 16], top=[32, 1])
-        policies = [slip.DeferGradients(), slip.SkipExamples(slip.ForeseenLoss())]
+        policies = [slip.DeferGradients(), slip.SkipExamples(slip.PredictedLoss())]
         slipstream = slip.Slipstream(embeddings, policies, dry_run=True)
         model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["AUC"])
         train = slipstream.apply(open_shards(paths, BATCH_SIZE), batch_size=BATCH_SIZE)

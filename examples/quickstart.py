@@ -53,7 +53,7 @@ def main() -> None:
     slipstream = slip.Slipstream(
         embeddings,
         # The first policy sends and applies fewer gradient rows, the second trains fewer examples.
-        policies=[slip.DeferGradients(), slip.SkipExamples(slip.ForeseenLoss())],
+        policies=[slip.DeferGradients(), slip.SkipExamples(slip.PredictedLoss())],
         dry_run=True,
     )
     start = time.perf_counter()

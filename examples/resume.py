@@ -65,7 +65,7 @@ def train(folder: str) -> None:
     # A checkpoint contains rows, slots, access counts, dense layers and the optimizer. It is
     # written to a temporary folder and renamed, so that a kill never leaves a partial checkpoint.
     state = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    checkpoints = slip.distributed.JobCheckpoints(folder, state, comm, embeddings.store)
+    checkpoints = slip.distributed.CheckpointManager(folder, state, comm, embeddings.store)
     last = checkpoints.restore()
     print(f"starts at step {0 if last is None else last.step}", flush=True)
     for step in range(0 if last is None else last.step, STEPS):

@@ -28,8 +28,8 @@ def make_data(users: int, seed: int) -> tf.data.Dataset:
     steps = rng.choice([1, 1, 1, 2], (users, LENGTH + 1))
     walks = (rng.integers(0, ITEMS, (users, 1)) + np.cumsum(steps, axis=1)) % ITEMS + 1
     lengths = rng.integers(2, LENGTH + 1, users)
-    is_there = np.arange(LENGTH) >= LENGTH - lengths[:, None]
-    history = np.where(is_there, walks[:, :-1], 0)
+    is_present = np.arange(LENGTH) >= LENGTH - lengths[:, None]
+    history = np.where(is_present, walks[:, :-1], 0)
     is_right = rng.random(users) < 0.5
     item = np.where(is_right, walks[:, -1], rng.integers(1, ITEMS + 1, users))
     features = {"history": history, "item": item, "hour": rng.random((users, 1), np.float32)}
@@ -57,9 +57,11 @@ class NextItem(keras.Model):
         """
         vectors = self.embeddings(inputs, training=training)
         history = vectors["history"]  # [batch, length, dim], with a mask for padding.
-        is_there = inputs["history"] > 0
+        is_present = inputs["history"] > 0
         steps = history + self.places
-        attended = self.attention(steps, steps, attention_mask=is_there[:, None], training=training)
+        attended = self.attention(
+            steps, steps, attention_mask=is_present[:, None], training=training
+        )
         steps = self.norms[0](steps + attended)
         steps = self.norms[1](steps + self.outer(self.inner(steps)))
         last = steps[:, -1]

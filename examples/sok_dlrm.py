@@ -56,23 +56,23 @@ def train(flags: argparse.Namespace) -> None:
             loss = mean_loss(labels, predict(dense, keys)) / hvd.size()
         gradients = tape.gradient(loss, [table, *model.weights])
         rows = [(gradients[0], table)]
-        rows = store.withhold(rows)
+        rows = store.filter_gradients(rows)
         updater.apply_gradients(rows)
         sums = [hvd.allreduce(gradient, op=hvd.Sum) for gradient in gradients[1:]]
         optimizer.apply_gradients(zip(sums, model.weights, strict=True))
         return loss * hvd.size()
 
-    share = (flags.batch_size, hvd.rank(), hvd.size())
-    for step, batch in enumerate(batches(flags.data, "train", *share), start=1):
+    fraction = (flags.batch_size, hvd.rank(), hvd.size())
+    for step, batch in enumerate(batches(flags.data, "train", *fraction), start=1):
         loss = train_step(*map(tf.constant, batch))
         slipstream.step()
         if step % 100 == 0 and hvd.rank() == 0:
             print(f"step {step}: loss {float(loss):.4f}")
     store.flush()
-    tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *share)]
+    tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *fraction)]
     labels, logits = (hvd.allgather(np.concatenate(part)) for part in zip(*tested, strict=True))
     if hvd.rank() == 0:
-        print(slipstream.ledger)
+        print(slipstream.report().table())
         print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} inputs")
 
 

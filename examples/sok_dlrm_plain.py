@@ -56,12 +56,12 @@ def train(flags: argparse.Namespace) -> None:
         optimizer.apply_gradients(zip(sums, model.weights, strict=True))
         return loss * hvd.size()
 
-    share = (flags.batch_size, hvd.rank(), hvd.size())
-    for step, batch in enumerate(batches(flags.data, "train", *share), start=1):
+    fraction = (flags.batch_size, hvd.rank(), hvd.size())
+    for step, batch in enumerate(batches(flags.data, "train", *fraction), start=1):
         loss = train_step(*map(tf.constant, batch))
         if step % 100 == 0 and hvd.rank() == 0:
             print(f"step {step}: loss {float(loss):.4f}")
-    tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *share)]
+    tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *fraction)]
     labels, logits = (hvd.allgather(np.concatenate(part)) for part in zip(*tested, strict=True))
     if hvd.rank() == 0:
         print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} inputs")

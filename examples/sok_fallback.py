@@ -83,16 +83,16 @@ def train_without_sok(flags: argparse.Namespace) -> None:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    share = (flags.batch_size, comm.rank, comm.size)
-    for step, batch in enumerate(batches(flags.data, "train", *share), start=1):
+    fraction = (flags.batch_size, comm.rank, comm.size)
+    for step, batch in enumerate(batches(flags.data, "train", *fraction), start=1):
         loss = train_step(*map(tf.constant, batch))
         slipstream.step()
         if step % 100 == 0 and comm.rank == 0:
             print(f"step {step}: loss {float(loss):.4f}")
     embeddings.store.flush()
-    tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *share)]
+    tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *fraction)]
     parts = (tf.constant(np.concatenate(part)) for part in zip(*tested, strict=True))
     labels, logits = (comm.gather(part, "control", f"example.{i}") for i, part in enumerate(parts))
     if comm.rank == 0:
-        print(slipstream.ledger)
+        print(slipstream.report().table())
         print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} inputs")

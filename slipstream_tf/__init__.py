@@ -25,7 +25,7 @@ _EXPORTS = {
     **dict.fromkeys(
         (
             "DeferGradients",
-            "ForeseenLoss",
+            "PredictedLoss",
             "Interval",
             "MaskGradients",
             "Movement",

@@ -154,10 +154,10 @@ _KEEP_BATCHES = {
 _MAP_BATCHES = {"Map", "ParallelMap", "Scan"}
 
 
-def tell_batch_size(dataset: Any, size: int) -> Any:
+def record_batch_size(dataset: Any, size: int) -> Any:
     """Attaches a batch size to a dataset.
 
-    `told_batch_size` returns it for this dataset and for datasets that are made from it.
+    `recorded_batch_size` returns it for this dataset and for datasets that are made from it.
 
     Args:
         dataset: A `tf.data.Dataset`.
@@ -166,7 +166,7 @@ def tell_batch_size(dataset: Any, size: int) -> Any:
     Returns:
         The same dataset object.
     """
-    dataset._told_batch_size = size
+    dataset._recorded_batch_size = size
     return dataset
 
 
@@ -176,7 +176,7 @@ def _where_batches_are_made(dataset: Any, passing: set[str]) -> Any:
     The search follows the inputs of `dataset` through the transformations in `passing`. It ends at
     a dataset with an attached batch size, or at any other transformation.
     """
-    while not hasattr(dataset, "_told_batch_size"):
+    while not hasattr(dataset, "_recorded_batch_size"):
         inputs = dataset._inputs() if _kind_of(dataset) in passing else []
         if len(inputs) != 1:
             break
@@ -188,14 +188,14 @@ def _kind_of(dataset: Any) -> str:
     return type(dataset).__name__.strip("_").removesuffix("Dataset").removesuffix("V2")
 
 
-def told_batch_size(dataset: Any) -> int | None:
+def recorded_batch_size(dataset: Any) -> int | None:
     """Returns the batch size of a dataset, or None if unknown.
 
     No element is read. The size is the argument of `.batch(n)` or `.rebatch(n)`, or the size that
-    `tell_batch_size` attached. TensorFlow has no public API for it, and the static shape is unknown
-    without `drop_remainder`. Transformations between that call and `dataset` are ignored if they
-    keep batches as they are (`_KEEP_BATCHES`) or map them. After any other transformation the size
-    is unknown.
+    `record_batch_size` attached. TensorFlow has no public API for it, and the static shape is
+    unknown without `drop_remainder`. Transformations between that call and `dataset` are ignored if
+    they keep batches as they are (`_KEEP_BATCHES`) or map them. After any other transformation the
+    size is unknown.
 
     Note: `.map` and `.scan` can change the number of examples. Check the size of the actual
     batches.
@@ -206,8 +206,8 @@ def told_batch_size(dataset: Any) -> int | None:
     import tensorflow as tf
 
     made = _where_batches_are_made(dataset, _KEEP_BATCHES | _MAP_BATCHES)
-    if hasattr(made, "_told_batch_size"):
-        return int(made._told_batch_size)
+    if hasattr(made, "_recorded_batch_size"):
+        return int(made._recorded_batch_size)
     names = {"Batch": "_batch_size", "ParallelBatch": "_batch_size", "PaddedBatch": "_batch_size"}
     name = {**names, "Rebatch": "_batch_sizes"}.get(_kind_of(made), "")
     size = tf.get_static_value(getattr(made, name, None))
@@ -215,12 +215,12 @@ def told_batch_size(dataset: Any) -> int | None:
 
 
 def is_sized_by_reader(dataset: Any) -> bool:
-    """Returns whether all batches have the size that `tell_batch_size` attached.
+    """Returns whether all batches have the size that `record_batch_size` attached.
 
     This holds if no `.map`, `.scan` or unknown transformation follows. The size of such batches
     need not be checked.
     """
-    return hasattr(_where_batches_are_made(dataset, _KEEP_BATCHES), "_told_batch_size")
+    return hasattr(_where_batches_are_made(dataset, _KEEP_BATCHES), "_recorded_batch_size")
 
 
 def track_variable(layer: Any, variable: Any) -> None:

@@ -23,9 +23,9 @@ MAX_DIM = 65536
 MAX_CAPACITY = 1 << 36
 MAX_ADMIT = 255
 DRIFT_METRICS = ("linf", "l2")
-# Default window length: planned_steps / _WINDOWS, clamped to [_LEAST_WINDOW, _LONGEST_WINDOW], or
+# Default window length: planned_steps / _WINDOWS, clamped to [_MIN_WINDOW, _LONGEST_WINDOW], or
 # _UNPLANNED_WINDOW. The AUC of shorter windows would be mostly noise.
-_WINDOWS, _LEAST_WINDOW, _LONGEST_WINDOW, _UNPLANNED_WINDOW = 20, 5, 1000, 200
+_WINDOWS, _MIN_WINDOW, _LONGEST_WINDOW, _UNPLANNED_WINDOW = 20, 5, 1000, 200
 _TIME = re.compile(r"(\d{1,9})\s*([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTkmgt])(i)?)?[Bb]?", re.ASCII)
@@ -88,8 +88,10 @@ class Retention:
         if self.expire_after is None:
             return 0, False
         if not isinstance(self.expire_after, str):
-            most = MAX_CAPACITY
-            return require_integer("expire_after", self.expire_after, 1, most, "Retention"), False
+            maximum = MAX_CAPACITY
+            return require_integer(
+                "expire_after", self.expire_after, 1, maximum, "Retention"
+            ), False
         found = _TIME.fullmatch(self.expire_after)
         if found is None or not int(found[1]):
             allowed = 'steps, or a time above 0 such as "90s", "45m", "12h" or "30d"'
@@ -358,7 +360,7 @@ class Window:
         planned = self.planned_steps if self.planned_steps is not None else planned_steps
         if planned is None:
             return _UNPLANNED_WINDOW
-        length = min(max(planned // _WINDOWS, _LEAST_WINDOW), _LONGEST_WINDOW)
+        length = min(max(planned // _WINDOWS, _MIN_WINDOW), _LONGEST_WINDOW)
         # With steps_per_execution of 5 or 10, an execution then ends where the window ends.
         return length - length % 10 if length >= 100 else length
 
@@ -448,7 +450,7 @@ class Saturation:
     Attributes:
         metric: Distance of a row from its snapshot: `"linf"` (the largest change of a value, as in
             the paper) or `"l2"`.
-        threshold: The threshold T in units of the metric. None derives T from the `share` of a
+        threshold: The threshold T in units of the metric. None derives T from the `fraction` of a
             policy.
         max_threshold: Upper bound of a derived T, or None.
         revisit_every: A saturated key is probed, which means trained like a varying key, in one of
@@ -471,7 +473,7 @@ class Saturation:
         if self.revisit_every is not None:
             require_integer("revisit_every", self.revisit_every, 0, 1 << 30, place)
         if self.threshold is not None and self.max_threshold is not None:
-            allowed = "None: it bounds a T that is found by share"
+            allowed = "None: it bounds a T that is found by a fraction"
             raise invalid("max_threshold", self.max_threshold, f"{place} with a threshold", allowed)
 
 

@@ -67,13 +67,13 @@ class Store(TrackedStore):
 def make(*policies, **settings):
     """Returns a store and its tracker.
 
-    For policies that skip or mask, `share` defaults to 0.5 and no key is probed.
+    For policies that skip or mask, `fraction` defaults to 0.5 and no key is probed.
     """
     defaults = {"window_steps": 10, "warmup": 0}
     if set(policies) & {"skip_examples", "mask_gradients"} or "defer_until" in settings:
         defaults["revisit_every"] = 0
         if "threshold" not in settings:
-            defaults["share"] = 0.5
+            defaults["fraction"] = 0.5
     store = Store()
     chosen = engine_settings(*policies, **{**defaults, **settings})
     return store, SaturationTracker(store, chosen, SPECS)

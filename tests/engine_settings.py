@@ -1,7 +1,7 @@
 """Builds engine settings from a flat list of names.
 
-A setting has the name of the slipstream-train flag if there is one. `share` applies to every policy
-that has this argument.
+A setting has the name of the slipstream-train flag if there is one. `fraction` applies to every
+policy that has this argument.
 """
 
 from __future__ import annotations
@@ -32,34 +32,36 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
 
     Args:
         *policies: "skip_examples" (with `RowDrift`), "defer_gradients" or "mask_gradients".
-        **flat: Settings of these policies and of the engine. `random_shares` adds a policy. A
+        **flat: Settings of these policies and of the engine. `random_fractions` adds a policy. A
             setting of a policy that is not in `policies` raises an error.
     """
 
     def take(names: dict[str, str]) -> dict[str, Any]:
         return {field: flat.pop(name) for name, field in names.items() if name in flat}
 
-    share = {"share": flat.pop("share")} if "share" in flat else {}
+    fraction = {"fraction": flat.pop("fraction")} if "fraction" in flat else {}
     found: list[Any] = []
     for policy in policies:
         if policy == "skip_examples":
             score = slip.RowDrift(**take({"skip_alpha": "alpha"}))
-            found.append(slip.SkipExamples(score, **share, **take({"skip_keep": "keep"})))
+            found.append(
+                slip.SkipExamples(score, **fraction, **take({"skip_keep_rate": "keep_rate"}))
+            )
         elif policy == "mask_gradients":
             decays = take({"mask_decay_moments": "decay_moments"})
-            found.append(slip.MaskGradients(**share, **decays))
+            found.append(slip.MaskGradients(**fraction, **decays))
         elif policy == "defer_gradients":
             until: Any
             if flat.pop("defer_until", "movement") == "interval":
-                until = slip.Interval(**share, **take({"defer_steps": "steps"}))
+                until = slip.Interval(**fraction, **take({"defer_steps": "steps"}))
             else:
                 names = {"defer_movement": "distance", "defer_max_age": "max_age"}
                 until = slip.Movement(**take(names))
             found.append(slip.DeferGradients(until, **take({"defer_memory": "memory"})))
         else:
             raise ValueError(f"no policy {policy!r}")
-    if "random_shares" in flat:
-        found.append(slip.baselines.SkipAtRandom(flat.pop("random_shares")))
+    if "random_fractions" in flat:
+        found.append(slip.baselines.SkipAtRandom(flat.pop("random_fractions")))
     window, hot_set, saturation = take(_WINDOW), take(_HOT_SET), take(_SATURATION)
     max_auc_loss, dry_run = flat.pop("max_auc_loss", None), flat.pop("dry_run", False)
     if flat:

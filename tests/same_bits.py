@@ -45,8 +45,8 @@ MODES: dict[str, list[str]] = {
     "mask": ["--policies=mask_gradients"],
     "defer": ["--policies=defer_gradients"],
     "predicted_loss": ["--policies=skip_examples"],
-    "row_drift": ["--policies=skip_examples", "--skip_by=row_drift"],
-    "both": ["--policies=skip_examples,defer_gradients", "--skip_by=row_drift"],
+    "row_drift": ["--policies=skip_examples", "--skip_score=row_drift"],
+    "both": ["--policies=skip_examples,defer_gradients", "--skip_score=row_drift"],
     "random": ["--control=random"],
 }
 
@@ -69,7 +69,8 @@ class Dialect:
 # Key: the first two numbers of the version. Version 0.2 has hysteresis, and release=1 disables it.
 DIALECTS = {
     "0.2": Dialect(
-        flags={mode: ("--release=1",) for mode in ("none", "mask", "row_drift", "both")}
+        flags={mode: ("--release=1",) for mode in ("none", "mask", "row_drift", "both")},
+        renamed_flags={"--skip_score": "--skip_by"},
     ),
     "0.3": Dialect(),
 }

@@ -17,7 +17,12 @@ import tensorflow as tf
 from engine_settings import engine_settings
 
 from slipstream_tf import Retention, Storage, Table, initializers, optimizers
-from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
+from slipstream_tf.distributed import (
+    CheckpointManager,
+    ReplicatedStore,
+    ShardedStore,
+    SingleProcess,
+)
 from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore
@@ -98,8 +103,8 @@ class Engine:
         self.tracker = tracker
 
     @property
-    def policies(self) -> Any:
-        return self.tracker.policies
+    def update_policies(self) -> Any:
+        return self.tracker.update_policies
 
     def state(self) -> Any:
         return {"tracker": self.tracker.state()}
@@ -143,13 +148,13 @@ class Job:
         chosen = {name: v for name, v in {**SETTINGS, **settings}.items() if v is not None}
         engine = engine_settings(*policies, **chosen)
         self.tracker = SaturationTracker(self.store, engine, SPECS, comm)
-        self.checkpoints = JobCheckpoints(
+        self.checkpoints = CheckpointManager(
             directory,
             tf.train.Checkpoint() if checkpoint is None else checkpoint,
             comm,
             self.store,
             engine=Engine(self.tracker),
-            own=own,
+            rank_checkpoint=own,
         )
 
     def train(self, begin: int, end: int, batch: int = GLOBAL_BATCH) -> None:

@@ -47,13 +47,13 @@ def run(folder: str, arguments: list[str]) -> int:
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(f"{folder}/{int(rank) % SERVERS}")
-        told = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
+        reported = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
         spaces = [os.open(f"/proc/self/{name}", os.O_RDONLY) for name in _DESCRIPTORS[3:]]
         descriptors = array.array("i", [0, 1, 2, *spaces])
         server.sendmsg(
-            [_LENGTH.pack(len(told))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+            [_LENGTH.pack(len(reported))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         )
-        server.sendall(told)
+        server.sendall(reported)
         for number in _PASSED_ON:
             signal.signal(number, lambda number, _: server.sendall(bytes([number])))
         # If this process is killed, the connection closes and the monitor kills the program.

@@ -22,7 +22,7 @@ from slipstream_tf.cli.flag_set import Flag
 FIELDS = ("user", "movie", "gender", "age", "occupation", "region", "hour")
 FLAGS = (Flag("hold_out", None, "move a tenth of the training part to a validation part"),)
 _LIKED_FROM = 4  # Stars.
-_TEST_SHARE = 0.1
+_TEST_FRACTION = 0.1
 _SPLIT_SEED = 0
 _RATING_COLUMNS = {"user": pa.int64(), "movie": pa.int64(), "stars": pa.int64(), "ts": pa.int64()}
 _USER_COLUMNS = {
@@ -95,8 +95,8 @@ def read(path: str, hold_out: bool) -> preparing.PartsSource:
     """
     keys, labels = read_archive(path)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
-    border = len(labels) - int(len(labels) * _TEST_SHARE)
-    valid = border - int(border * _TEST_SHARE) if hold_out else border
+    border = len(labels) - int(len(labels) * _TEST_FRACTION)
+    valid = border - int(border * _TEST_FRACTION) if hold_out else border
     rows = {"train": order[:valid], "valid": order[valid:border], "test": order[border:]}
     parts = {part: (keys[own], labels[own]) for part, own in rows.items() if len(own)}
     return preparing.PartsSource("movielens", path, FIELDS, parts, {"hold_out": hold_out})

@@ -78,7 +78,7 @@ def _optimizer(settings: Mapping[str, Any]) -> keras.optimizers.Optimizer:
             epsilon=dlrm_start.DENSE_EPSILON,
             **clips,
         )
-    return slip.keras.StepOptimizer(optimizer) if applied else optimizer
+    return slip.keras.CombinedOptimizer(optimizer) if applied else optimizer
 
 
 def make_step(settings: Mapping[str, Any], keys: np.ndarray) -> worker.Step:

@@ -172,9 +172,9 @@ class DeferralBuffers:
         """
         launchers, n = self._launchers, len(keys)
         space, size = launchers._workspace("deferral", _I64(n), _I64(self._capacity))
-        most = n + self._capacity
-        due = launchers._empty((most,), np.int64)
-        due_sums = launchers._empty((most, self._dim))
+        maximum = n + self._capacity
+        due = launchers._empty((maximum,), np.int64)
+        due_sums = launchers._empty((maximum, self._dim))
         counts = launchers._counts(launchers._function("deferral_counts")())
         self._step += 1
         launchers.call("take_due", ctypes.byref(self._view), _I64(self._step), _I64(max_age), keys,

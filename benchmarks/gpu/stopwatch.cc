@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kTurnsBefore = 3;
 constexpr double kShortestDelay = 0.25, kLongestDelay = 64;  // Milliseconds.
-constexpr int64_t kLeastReadBefore = int64_t{64} << 20;      // Bytes.
+constexpr int64_t kMinReadBefore = int64_t{64} << 20;        // Bytes.
 
 int Attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
@@ -22,7 +22,7 @@ int Attribute(cudaDeviceAttr attribute) {
 // Returns the length of the array that is read before each call: twice the L2 cache or 64 MiB.
 int64_t ValuesReadBefore() {
   const int64_t cache = Attribute(cudaDevAttrL2CacheSize);
-  return std::max(kLeastReadBefore, 2 * cache) / static_cast<int64_t>(sizeof(uint64_t));
+  return std::max(kMinReadBefore, 2 * cache) / static_cast<int64_t>(sizeof(uint64_t));
 }
 
 }  // namespace

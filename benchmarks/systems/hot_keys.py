@@ -19,50 +19,50 @@ class HotKeys:
 
     Attributes:
         keys: Hot keys of each field, int64 [n], ascending.
-        share: Fraction of the examples that contain only hot keys.
+        fraction: Fraction of the examples that contain only hot keys.
         accesses: Fraction of all lookups that look up a hot key.
         seconds: Duration of the pass.
     """
 
     keys: list[np.ndarray]
-    share: float
+    fraction: float
     accesses: float
     seconds: float
 
-    def told(self, dim: int) -> dict[str, float]:
+    def reported(self, dim: int) -> dict[str, float]:
         """Returns the fields for a record; rows have `dim` values."""
         rows = sum(map(len, self.keys))
         return {
-            "hot_examples": self.share, "hot_accesses": self.accesses, "hot_rows": rows,
+            "hot_examples": self.fraction, "hot_accesses": self.accesses, "hot_rows": rows,
             "hot_bytes": 4 * dim * rows, "seconds_of_profile": self.seconds,
         }  # fmt: skip
 
 
-def choose(task: Task, share: float = SHARE) -> HotKeys:
-    """Selects hot keys that make `share` of the examples hot.
+def choose(task: Task, fraction: float = SHARE) -> HotKeys:
+    """Selects hot keys that make `fraction` of the examples hot.
 
     A key is hot if its number of accesses reaches a threshold. The threshold is the largest that
-    makes at least the fraction `share` of the training examples contain only hot keys.
+    makes at least the fraction `fraction` of the training examples contain only hot keys.
 
     Args:
         task: Task with the training part.
-        share: Fraction of the examples that shall contain only hot keys, in (0, 1].
+        fraction: Fraction of the examples that shall contain only hot keys, in (0, 1].
 
     Returns:
         The hot keys and their statistics.
     """
     begin = time.perf_counter()
     columns = np.memmap(task.settings["train"], np.int32, "r").reshape(-1, task.columns)
-    least = np.full(len(columns), np.iinfo(np.int64).max)
+    minimum = np.full(len(columns), np.iinfo(np.int64).max)
     counts = []
     for field, cardinality in enumerate(task.settings["cardinalities"]):
         column = columns[:, field]
         counts.append(np.bincount(column, minlength=cardinality))
-        np.minimum(least, counts[-1][column], out=least)
-    first_hot = len(least) - math.ceil(share * len(least))
-    threshold = max(1, np.partition(least, first_hot)[first_hot])
+        np.minimum(minimum, counts[-1][column], out=minimum)
+    first_hot = len(minimum) - math.ceil(fraction * len(minimum))
+    threshold = max(1, np.partition(minimum, first_hot)[first_hot])
     keys = [np.flatnonzero(count >= threshold) for count in counts]
     hot = sum(int(count[chosen].sum()) for count, chosen in zip(counts, keys, strict=True))
     accesses = hot / (len(columns) * task.fields)
-    found = float(np.mean(least >= threshold))
+    found = float(np.mean(minimum >= threshold))
     return HotKeys(keys, found, accesses, time.perf_counter() - begin)

@@ -107,9 +107,9 @@ class Measures(keras.callbacks.Callback):
 def policies_of(ways: Sequence[str], settings: Mapping[str, Any]) -> list[Any]:
     """Returns the policies of a variant, or an empty list."""
     if "skipping" in ways:
-        return [slip.SkipExamples(by=slip.ForeseenLoss(), share=settings["skip_share"])]
+        return [slip.SkipExamples(score=slip.PredictedLoss(), fraction=settings["skip_fraction"])]
     if "paper" in ways:
-        return [slip.SkipExamples(by=slip.RowDrift())]
+        return [slip.SkipExamples(score=slip.RowDrift())]
     return []
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     recorder.end(predict)
     if comm is None or comm.rank == 0:
         versions = {"tensorflow": tf.__version__, "slipstream_tf": slip.__version__}
-        recorder.finish(record, versions, **({} if hot is None else hot.told(settings["dim"])))
+        recorder.finish(record, versions, **({} if hot is None else hot.reported(settings["dim"])))
 
 
 if __name__ == "__main__":

@@ -131,11 +131,11 @@ class Recorder:
         trained = self._steps * self._task.batch_size
         point = {"steps": self._steps, "examples_trained": trained, "seconds": seconds}
         self._points.append({**point, **quality})
-        told = f"{self._steps} steps, {seconds:.1f} s: AUC {quality['auc']:.5f}"
-        print(f"{told}, log loss {quality['log_loss']:.5f}", flush=True)
+        reported = f"{self._steps} steps, {seconds:.1f} s: AUC {quality['auc']:.5f}"
+        print(f"{reported}, log loss {quality['log_loss']:.5f}", flush=True)
         self._begin += time.perf_counter() - now
 
-    def finish(self, path: str, versions: Mapping[str, str], **told: Any) -> None:
+    def finish(self, path: str, versions: Mapping[str, str], **reported: Any) -> None:
         """Writes the record as JSON.
 
         Args:
@@ -145,7 +145,7 @@ class Recorder:
         """
         record = {
             "settings": dict(self._task.settings), "evaluations": self._points,
-            "seconds_to_first_step": self._begun_after, "versions": dict(versions), **told,
+            "seconds_to_first_step": self._begun_after, "versions": dict(versions), **reported,
         }  # fmt: skip
         unfinished = Path(f"{path}.part")
         unfinished.write_text(json.dumps(record), encoding="utf-8")

@@ -2,7 +2,7 @@
 
     python docs/pictures/screenshots.py FOLDER
 
-In: a folder in which the tutorial's commands have run, "foreseen" with `--tensorboard=board`.
+In: a folder in which the tutorial's commands have run, "predicted" with `--tensorboard=board`.
 Out: report.png and tensorboard.png beside this program. It needs Chromium and TensorBoard.
 """
 

@@ -79,7 +79,7 @@ _NOTICE = "SLIPSTREAM_ELASTIC_NOTICE"
 # The fields of the launcher's response, in this order.
 _PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 # Maximum number of consecutive starts without a commit.
-_MOST_IN_VAIN = 10
+_MAX_FAILED_STARTS = 10
 # Timeout for the launcher.
 _PATIENCE_SECONDS = 15
 _PR_SET_PDEATHSIG = 1
@@ -133,7 +133,7 @@ class Agent:
             if code >= 0 and code not in (AGAIN, AGAIN_WITHOUT_COMMIT):
                 return code
             in_vain = 0 if code == AGAIN else in_vain + 1
-            if in_vain > _MOST_IN_VAIN:
+            if in_vain > _MAX_FAILED_STARTS:
                 self._say(f"{in_vain} starts in a row have saved nothing. The last one says why.")
                 return 1
             place = self._next_place()
@@ -148,10 +148,10 @@ class Agent:
             os.write(self._notice[1], b"!")
 
     def _start(self) -> int:
-        told = self._notice[0]
-        environment, begin = {**self._environment, _NOTICE: str(told)}, _ends_with_parent()
+        details = self._notice[0]
+        environment, begin = {**self._environment, _NOTICE: str(details)}, _ends_with_parent()
         self._process = subprocess.Popen(
-            self._command, env=environment, pass_fds=[told], preexec_fn=begin
+            self._command, env=environment, pass_fds=[details], preexec_fn=begin
         )
         return self._process.wait()
 

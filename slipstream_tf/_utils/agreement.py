@@ -27,7 +27,7 @@ def gather_json(comm: Communicator, value: Any, name: str) -> list[Any]:
     return [json.loads(text) for text in gathered.splitlines()]
 
 
-def most_known(comm: Communicator, own: int | None, name: str) -> int | None:
+def max_known(comm: Communicator, own: int | None, name: str) -> int | None:
     """Returns the maximum over the ranks, or None if any is unknown.
 
     A collective.
@@ -65,8 +65,8 @@ def together(comm: Communicator, work: Callable[[], Any], name: str, what: str) 
         result = work()
     except Exception as raised:
         error = raised
-    told = None if error is None else f"{type(error).__name__}: {error}"
-    reports = gather_json(comm, [told, result], name)
+    details = None if error is None else f"{type(error).__name__}: {error}"
+    reports = gather_json(comm, [details, result], name)
     if error is not None:
         raise error
     for rank, (reason, _) in enumerate(reports):
@@ -130,9 +130,9 @@ def require_same_rows(store: Any, comm: Communicator) -> None:
     if comm.size == 1:
         return
     digests = {table.name: _digest(store.export_table(table.name)) for table in store.tables}
-    told = gather_json(comm, digests, "slipstream.rows")
+    details = gather_json(comm, digests, "slipstream.rows")
     for table in store.tables:
-        if any(other[table.name] != told[0][table.name] for other in told):
+        if any(other[table.name] != details[0][table.name] for other in details):
             _compare(store, table.name, comm)
 
 
@@ -176,7 +176,7 @@ def _error(table: str, rank: int, difference: str) -> ValueError:
     return ValueError(
         f"Invalid rows of table {table!r} on rank {rank}: it {difference}. Replicated tables must "
         "start equal on all ranks: load the same rows on each, or none "
-        "(`distributed.JobCheckpoints` does so)."
+        "(`distributed.CheckpointManager` does so)."
     )
 
 

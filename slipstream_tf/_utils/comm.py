@@ -25,7 +25,7 @@ CHOICES = ("float32", "bfloat16", "int8")
 # A less exact dtype is chosen only if it takes at most this fraction of the time of the more exact
 # dtype, and saves at least this many seconds per value. For comparison, a training step takes about
 # ten times as long per value.
-_WORTH, _LEAST_SAVED = 0.8, 1e-9
+_WORTH, _MIN_SECONDS_SAVED = 0.8, 1e-9
 
 
 def encoded_bytes(dtype: str, floats: float) -> float:
@@ -97,7 +97,7 @@ class Link:
         chosen = CHOICES[0]
         for dtype in CHOICES[1:]:
             taken, before = (self.seconds(1, floats, it, copies) for it in (dtype, chosen))
-            if taken < min(_WORTH * before, before - _LEAST_SAVED * floats):
+            if taken < min(_WORTH * before, before - _MIN_SECONDS_SAVED * floats):
                 chosen = dtype
         return chosen
 
@@ -159,7 +159,7 @@ class Traffic:
         return sum(self.bytes.values())
 
 
-class Names:
+class CollectiveNames:
     """Generates names of collectives that are equal on all ranks.
 
     Collectives that run at the same time must have different names. In a graph, calls are numbered
@@ -177,8 +177,8 @@ class Names:
         Args:
             prefix: Purpose of the collectives.
         """
-        number = Names._prefixes[prefix]
-        Names._prefixes[prefix] += 1
+        number = CollectiveNames._prefixes[prefix]
+        CollectiveNames._prefixes[prefix] += 1
         self._prefix = f"slipstream.{prefix}" + (f".{number}" if number else "")
         self._used: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
             weakref.WeakKeyDictionary()

@@ -44,12 +44,12 @@ def read(root: Path = Path("/")) -> Memory | None:
     except (OSError, KeyError, ValueError, IndexError):
         return None
     for folder, limit, usage in _groups(root):
-        most = _number(folder / limit)
-        if most is None or most >= _NO_LIMIT:
+        maximum = _number(folder / limit)
+        if maximum is None or maximum >= _NO_LIMIT:
             continue
-        left = max(most - (_number(folder / usage) or 0) + _reclaimable(folder), 0)
-        total = min(found.total, most + swap)
-        owner = f"the control group {folder}" if most + swap < found.total else found.owner
+        left = max(maximum - (_number(folder / usage) or 0) + _reclaimable(folder), 0)
+        total = min(found.total, maximum + swap)
+        owner = f"the control group {folder}" if maximum + swap < found.total else found.owner
         found = Memory(total, min(found.available, left + swap), owner)
     return found
 
@@ -75,8 +75,8 @@ def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str
         return
     text = f"{sum_up} = {gib(nbytes)}; {memory.owner} has {gib(memory.total)}"
     if nbytes > memory.total:
-        most = max(int(value * (memory.total / nbytes)), 0)
-        raise invalid(argument, value, place, f"up to {most}: {text}")
+        maximum = max(int(value * (memory.total / nbytes)), 0)
+        raise invalid(argument, value, place, f"up to {maximum}: {text}")
     logging.warning(
         "`%s` of %s may not be met: %s, of which %s are left now.",
         *(argument, place, text, gib(memory.available)),

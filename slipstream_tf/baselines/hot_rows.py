@@ -165,11 +165,11 @@ class Hotline(_Mixin):
             part: Positions of the part's examples in the batch.
             output: Predictions of the part.
         """
-        share = tf.size(part) / tf.maximum(tf.shape(y)[0], 1)
+        fraction = tf.size(part) / tf.maximum(tf.shape(y)[0], 1)
         # The mean over an empty part is undefined, therefore a zero example is appended to it.
         padded = tf.concat([output, tf.zeros([1, 1])], axis=0)[: tf.maximum(tf.size(part), 1)]
         labels = tf.concat([tf.gather(y, part), tf.zeros([1, *y.shape[1:]], y.dtype)], axis=0)
         labels = labels[: tf.maximum(tf.size(part), 1)]
         given = None if weights is None else tf.gather(weights, part)
         loss = keras.Model.compute_loss(self, None, labels, padded, given)
-        return loss * tf.cast(share, loss.dtype)
+        return loss * tf.cast(fraction, loss.dtype)

@@ -25,8 +25,8 @@ class RowDrift(Score):
 
     Example:
 
-    >>> policy = slip.SkipExamples(slip.RowDrift(), share=0.3)
-    >>> policy.by.alpha
+    >>> policy = slip.SkipExamples(slip.RowDrift(), fraction=0.3)
+    >>> policy.score.alpha
     1.0
 
     Args:
@@ -40,7 +40,7 @@ class RowDrift(Score):
         alpha = require_number("alpha", self.alpha, 0.0, 1.0, "RowDrift", open_minimum=True)
         object.__setattr__(self, "alpha", alpha)
 
-    def rule(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
+    def classifier_settings(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
         return {"mode": "drift", "threshold": begins.threshold}
 
 
@@ -48,38 +48,40 @@ class RowDrift(Score):
 class SkipAtRandom(Policy):
     """Skips a given fraction of random examples, as a control.
 
-    Use it to compare a policy with random skipping at equal cost. `shares[0]` applies to the first
-    window that begins after the warm-up, `shares[1]` to the second, and so on. The last entry
-    applies to all later windows. Without a warm-up, `shares[0]` applies from the first step.
-    `random_shares` returns the fractions of another run.
+    Use it to compare a policy with random skipping at equal cost. `fractions[0]` applies to the
+    first window that begins after the warm-up, `fractions[1]` to the second, and so on. The last
+    entry applies to all later windows. Without a warm-up, `fractions[0]` applies from the first
+    step. `random_fractions` returns the fractions of another run.
 
     Example:
 
-    >>> slip.baselines.SkipAtRandom(shares=[0.1, 0.2]).shares
+    >>> slip.baselines.SkipAtRandom(fractions=[0.1, 0.2]).fractions
     (0.1, 0.2)
 
     Args:
-        shares: Fractions to skip, at least one, each in [0, 1].
+        fractions: Fractions to skip, at least one, each in [0, 1].
     """
 
-    shares: Sequence[float]
+    fractions: Sequence[float]
     acts_on = "examples"
     verb = "skipped"
-    columns = ("skipped", "skipped share")
+    columns = ("skipped", "skipped fraction")
 
     def __post_init__(self) -> None:
         place = "SkipAtRandom"
-        if isinstance(self.shares, (int, float)) or not len(tuple(self.shares)):
-            raise invalid("shares", self.shares, place, "a sequence of one share or more")
-        shares = (require_number("shares", share, 0.0, 1.0, place) for share in self.shares)
-        object.__setattr__(self, "shares", tuple(shares))
+        if isinstance(self.fractions, (int, float)) or not len(tuple(self.fractions)):
+            raise invalid("fractions", self.fractions, place, "a sequence of at least one fraction")
+        fractions = (
+            require_number("fractions", fraction, 0.0, 1.0, place) for fraction in self.fractions
+        )
+        object.__setattr__(self, "fractions", tuple(fractions))
 
-    def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
-        share = self.shares[min(begins.windows, len(self.shares)) - 1]
-        return {"mode": "random", "random_share": share}
+    def classifier_settings(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
+        fraction = self.fractions[min(begins.windows, len(self.fractions)) - 1]
+        return {"mode": "random", "random_fraction": fraction}
 
 
-def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
+def random_fractions(reports: Iterable[WindowReport]) -> tuple[float, ...]:
     """Returns the fractions with which `SkipAtRandom` repeats another run.
 
     Args:
@@ -89,4 +91,4 @@ def random_shares(reports: Iterable[WindowReport]) -> tuple[float, ...]:
         The fraction skipped in each window that began after the warm-up, or (0.0,) if there is no
         such window.
     """
-    return tuple(r.skipped_share for r in reports if not r.is_warming_up) or (0.0,)
+    return tuple(r.skipped_fraction for r in reports if not r.is_warming_up) or (0.0,)

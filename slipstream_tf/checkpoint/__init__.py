@@ -5,13 +5,13 @@ checksummed blocks per rank and table. It contains no pickle, and no content is 
 """
 
 from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
-from slipstream_tf.checkpoint.manager import JobCheckpoints, SavedJob
+from slipstream_tf.checkpoint.manager import CheckpointManager, SavedJob
 from slipstream_tf.checkpoint.store_state import tables_by_name
 
 __all__ = [
     "CheckpointError",
+    "CheckpointManager",
     "CheckpointMismatchError",
-    "JobCheckpoints",
     "SavedJob",
     "tables_by_name",
 ]

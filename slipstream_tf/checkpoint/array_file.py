@@ -78,8 +78,8 @@ MAGIC = b"slipckp2"
 BLOCK_ROWS = 1 << 16
 _PREFIX = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
-_MOST_HEADER_BYTES = 64 << 20
-_MOST_VALUES = 1 << 56  # Per array.
+_MAX_HEADER_BYTES = 64 << 20
+_MAX_VALUES = 1 << 56  # Per array.
 _DTYPES = frozenset(("<i8", "<i4", "<u8", "<u2", "|u1", "<f2", "<f4", "<f8", "|b1"))
 
 Arrays = dict[str, np.ndarray]
@@ -196,9 +196,11 @@ class ArrayFile:
                 if magic != MAGIC:
                     remedy = "Restore it with the version that wrote it."
                     raise CheckpointMismatchError(path, f"is of format {magic!r}", remedy, 0)
-                most = min(self._size - _PREFIX.size, _MOST_HEADER_BYTES)
-                if header_bytes > most:
-                    problem = f"says that its header has {header_bytes} bytes, but at most {most}"
+                maximum = min(self._size - _PREFIX.size, _MAX_HEADER_BYTES)
+                if header_bytes > maximum:
+                    problem = (
+                        f"says that its header has {header_bytes} bytes, but at most {maximum}"
+                    )
                     raise self._error(f"{problem} are there", 8)
                 header = file.read(header_bytes)
         except (FileNotFoundError, NotADirectoryError):
@@ -228,7 +230,7 @@ class ArrayFile:
                     raise ValueError(f"dtype {dtype!r} is none of {sorted(_DTYPES)}")
                 shape = tuple(_count(size, 0) for size in sizes)
                 # The file size does not bound the shape of an array with a dimension of 0.
-                if math.prod(max(size, 1) for size in (rows, *shape)) > _MOST_VALUES:
+                if math.prod(max(size, 1) for size in (rows, *shape)) > _MAX_VALUES:
                     raise ValueError(f"array {name!r} has shape {[rows, *shape]}")
                 columns[name] = np.dtype((dtype, shape))
             if not columns:
@@ -314,7 +316,7 @@ def _split(content: bytes, layout: Group, rows: int) -> Arrays:
     return arrays
 
 
-def _count(value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{value!r} is no integer >= {least}")
+def _count(value: Any, minimum: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{value!r} is no integer >= {minimum}")
     return value

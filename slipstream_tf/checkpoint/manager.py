@@ -30,7 +30,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf._utils.agreement import gather_json, require_same, together
-from slipstream_tf._utils.comm import Communicator, Names
+from slipstream_tf._utils.comm import CollectiveNames, Communicator
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
 from slipstream_tf.checkpoint import store_parts, store_state, table_parts, writing
@@ -45,7 +45,7 @@ class Engine(Protocol):
     """The part of `Slipstream` that checkpoints use."""
 
     @property
-    def policies(self) -> Mapping[str, UpdatePolicy]:
+    def update_policies(self) -> Mapping[str, UpdatePolicy]:
         """The policy for gradients of each table."""
 
     def state(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SavedJob:
-    """A checkpoint of a job, as returned by `JobCheckpoints`.
+    """A checkpoint of a job, as returned by `CheckpointManager`.
 
     Example:
 
@@ -74,7 +74,7 @@ class SavedJob:
 
     Attributes:
         path: The folder of the checkpoint.
-        step: The step that was passed to `JobCheckpoints.save`.
+        step: The step that was passed to `CheckpointManager.save`.
         world_size: The number of ranks that saved it.
         placement: "replicated", "sharded", or "spread" for tables in SOK.
         position: The position in the input that this rank passed to `save`. None if it passed none,
@@ -90,7 +90,7 @@ class SavedJob:
     rng: Any = None
 
 
-class JobCheckpoints:
+class CheckpointManager:
     """Saves the state of a job and restores the newest complete checkpoint.
 
     A checkpoint contains everything that the `tf.train.Checkpoint` reaches: the model, its
@@ -106,7 +106,7 @@ class JobCheckpoints:
     - the engine draws its sample of the window's examples again.
     - the replicas of sharded tables start empty, together with their access counts, from which the
       next hot set is selected.
-    - the state in `own` is not restored.
+    - the state in `rank_checkpoint` is not restored.
 
     `save` returns when all data has been copied. The memory must hold a copy of all rows, slots and
     counts in addition to the tables, and temporarily another copy of the largest table. The
@@ -137,9 +137,9 @@ class JobCheckpoints:
     A training loop:
 
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-        saved = JobCheckpoints("checkpoints", checkpoint, comm, embeddings.store, engine=slipstream)
-        last = saved.restore()
-        for step in range(0 if last is None else last.step, steps):
+        saved = CheckpointManager("checkpoints", checkpoint, comm, embeddings.store,
+        engine=slipstream) last = saved.restore() for step in range(0 if last is None else
+        last.step, steps):
             ...
             if (step + 1) % 1000 == 0:
                 saved.save(step + 1)
@@ -151,7 +151,7 @@ class JobCheckpoints:
     >>> weight = tf.Variable(1.0)
     >>> checkpoint = tf.train.Checkpoint(weight=weight)
     >>> comm = slip.distributed.init()
-    >>> saved = slip.distributed.JobCheckpoints(tempfile.mkdtemp(), checkpoint, comm, store=None)
+    >>> saved = slip.distributed.CheckpointManager(tempfile.mkdtemp(), checkpoint, comm, store=None)
     >>> _ = saved.save(step=100)
     >>> _ = weight.assign(5.0)
     >>> saved.restore().step
@@ -166,11 +166,11 @@ class JobCheckpoints:
         checkpoint: tf.train.Checkpoint,
         comm: Communicator,
         store: Any,
-        keep: int = 3,
+        max_to_keep: int = 3,
         engine: Engine | None = None,
-        own: tf.train.Checkpoint | None = None,
+        rank_checkpoint: tf.train.Checkpoint | None = None,
         background: bool = True,
-        evicts: bool = False,
+        evict_to_fit: bool = False,
     ) -> None:
         """Creates a manager; nothing is read or written yet.
 
@@ -181,31 +181,34 @@ class JobCheckpoints:
                 it.
             comm: The communicator of the job.
             store: The embedding store, or None.
-            keep: The number of complete checkpoints to keep, at least 1. Older ones are removed.
+            max_to_keep: The number of complete checkpoints to keep, at least 1. Older ones are
+                removed.
             engine: The `Slipstream` of the job, or None.
-            own: State of this rank only. For example, with
+            rank_checkpoint: State of this rank only. For example, with
                 `tf.train.Checkpoint(inputs=iter(dataset))` the data continues from its position,
                 including the examples that wait to fill a batch.
             background: Whether `save` returns before all files are on disk.
-            evicts: Whether `restore` drops the least valuable rows if a table exceeds its capacity,
-                for example when fewer ranks continue. If False, that is an error.
+            evict_to_fit: Whether `restore` drops the least valuable rows if a table exceeds its
+                capacity, for example when fewer ranks continue. If False, that is an error.
 
         Raises:
-            ValueError: If `keep` is not an integer >= 1, or if `store` is not an embedding store.
+            ValueError: If `max_to_keep` is not an integer >= 1, or if `store` is not an embedding
+                store.
         """
-        require_integer("keep", keep, 1, None, "JobCheckpoints")
+        require_integer("max_to_keep", max_to_keep, 1, None, "CheckpointManager")
         if store is not None and not isinstance(store, SavedStore):
-            raise invalid("store", type(store).__name__, "JobCheckpoints", "an embedding store")
-        self._directory, self._checkpoint, self._keep = Path(directory), checkpoint, keep
-        self._comm, self._engine, self._own = comm, engine, own
+            raise invalid("store", type(store).__name__, "CheckpointManager", "an embedding store")
+        self._directory, self._checkpoint = Path(directory), checkpoint
+        self._max_to_keep = max_to_keep
+        self._comm, self._engine, self._rank_checkpoint = comm, engine, rank_checkpoint
         self._store: Any = store
         is_sharded = comm.size > 1 and store is not None and store.is_spread
         self._placement = "sharded" if is_sharded else "replicated"
         if store is not None and store.is_in_sok:
             self._placement = "spread"
         self._rank = store_parts.Rank(comm.rank, comm.size, self._placement)
-        self._names = Names("checkpoints")
-        self._background, self._evicts = background, evicts
+        self._names = CollectiveNames("checkpoints")
+        self._background, self._evict_to_fit = background, evict_to_fit
         # Python waits for this thread at exit.
         self._thread = futures.ThreadPoolExecutor(1, "slipstream-checkpoint")
         self._work: futures.Future[None] | None = None
@@ -334,26 +337,26 @@ class JobCheckpoints:
         The list is empty if the checkpoint has no such files, or if they must not be restored.
         """
         own = f"rank-{self._comm.rank}/own"
-        is_there = any(name.startswith(f"{own}.") for name in manifest.files)
-        is_wanted = self._own is not None and manifest.world_size == self._comm.size
-        return [own] if is_wanted and is_there else []
+        is_present = any(name.startswith(f"{own}.") for name in manifest.files)
+        is_wanted = self._rank_checkpoint is not None and manifest.world_size == self._comm.size
+        return [own] if is_wanted and is_present else []
 
     def _apart(self) -> Any:
         return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
 
     def _cut(self, position: Any, rng: Any) -> writing.RankFiles:
         """Writes the `tf.train.Checkpoint` files and copies all other state."""
-        told = json.loads(json.dumps([position, rng]))
+        details = json.loads(json.dumps([position, rng]))
         folder = self._directory / writing.STAGING / f"rank-{self._comm.rank}"
         folder.mkdir()
         if self._comm.rank == 0:
             with self._apart():
                 self._checkpoint.write(str(folder / "state"))
-        if self._own is not None:
-            self._own.write(str(folder / "own"))
+        if self._rank_checkpoint is not None:
+            self._rank_checkpoint.write(str(folder / "own"))
         parts, rates = [], None
         if self._store is not None:
-            policies = None if self._engine is None else self._engine.policies
+            policies = None if self._engine is None else self._engine.update_policies
             parts = table_parts.cut(
                 self._store, self._rank, policies, folder, self._before, self._writers
             )
@@ -361,13 +364,13 @@ class JobCheckpoints:
                 saved = self._store.rates.export()
                 rates = {name: values.tolist() for name, values in saved.items()}
         state = None if self._engine is None else self._engine.state()
-        return writing.RankFiles(self._comm.rank, parts, rates, state, *told)
+        return writing.RankFiles(self._comm.rank, parts, rates, state, *details)
 
     def _write(self, name: str, manifest: Manifest, files: writing.RankFiles) -> None:
         """Writes this rank's files; rank 0 also completes the checkpoint."""
         writing.write_rank(self._directory / writing.STAGING, manifest.checkpoint, files)
         if self._comm.rank == 0:
-            writing.finish_with_all(self._directory, name, manifest, self._keep)
+            writing.finish_with_all(self._directory, name, manifest, self._max_to_keep)
 
     def _prepare(self, path: Path, ready: "list[_Ready]") -> str | None:
         """Reads and checks a checkpoint; returns the reason if it is incomplete.
@@ -381,7 +384,9 @@ class JobCheckpoints:
             require_whole(path, manifest, ["rank-0", f"rank-{self._comm.rank}"])
             tables = []
             if self._store is not None:
-                tables = store_parts.prepare(path, manifest, self._store, self._rank, self._evicts)
+                tables = store_parts.prepare(
+                    path, manifest, self._store, self._rank, self._evict_to_fit
+                )
             rates, states = writing.read_engines(path, manifest)
         except CheckpointMismatchError:
             raise
@@ -410,7 +415,7 @@ class JobCheckpoints:
                 self._engine.restore(ready.states)
             else:
                 logging.warning("%s was saved without an engine, which starts anew.", path)
-            policies = self._engine.policies
+            policies = self._engine.update_policies
         if ready.tables:
             self._together(
                 lambda: store_parts.replace_replicas(self._store, ready.tables, is_in_window),
@@ -419,19 +424,19 @@ class JobCheckpoints:
         store_parts.defer(self._store, ready.tables, policies, self._together)
         logging.info("Restored %s, step %d.", path, manifest.step)
         rank = self._comm.rank
-        told = [
+        details = [
             values[rank] if rank < manifest.world_size else None
             for values in (manifest.positions, manifest.rng)
         ]
-        return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *told)
+        return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *details)
 
     def _read_states(self, path: Path, manifest: Manifest) -> None:
         with self._apart():
             self._read_state(path, path / "rank-0" / "state", self._checkpoint)
-        if self._own is not None:
+        if self._rank_checkpoint is not None:
             own_parts = self._own_parts(manifest)
             for own in own_parts:
-                self._read_state(path, path / own, self._own)
+                self._read_state(path, path / own, self._rank_checkpoint)
             if not own_parts:
                 logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)
 

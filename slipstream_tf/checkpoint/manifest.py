@@ -23,7 +23,7 @@ PLACEMENTS = ("replicated", "sharded", "spread")
 _FILE = re.compile(r"rank-(0|[1-9]\d{0,8})/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})", re.ASCII)
 _READ_BYTES = 1 << 20
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _SAVE_AGAIN = "Restore another checkpoint; this one was changed after it was written."
 
 
@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(_text_of(path))
         found = values.pop("format")
-        told = values.pop("checksum", None)
+        details = values.pop("checksum", None)
         checksum = sealed({"format": found, **values})["checksum"]
     except CheckpointError:
         raise
@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
             remedy += f", {versions.get('slipstream_tf')}"
         problem = f"its format is {found!r}, this version reads {FORMAT}"
         raise CheckpointMismatchError(path, problem, remedy + ".")
-    if told != checksum:
+    if details != checksum:
         raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
     for problem in _problems(values):
         raise CheckpointError(path, problem, _SAVE_AGAIN)
@@ -145,8 +145,8 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"is damaged (has files of ranks {ranks}, but `world_size` is {size})"
     positions, rng, placement = values["positions"], values["rng"], values["placement"]
     if len(positions) != size or len(rng) != size:
-        told = f"{len(positions)} positions and {len(rng)} states of rng"
-        yield f"is damaged (has {told}, but `world_size` is {size})"
+        details = f"{len(positions)} positions and {len(rng)} states of rng"
+        yield f"is damaged (has {details}, but `world_size` is {size})"
     if placement not in PLACEMENTS:
         yield f"is damaged (has `placement` {placement!r}; allowed: {PLACEMENTS})"
 
@@ -156,8 +156,8 @@ def _text_of(path: Path) -> str:
         problem = "is no file" if os.path.lexists(path) else "is missing"
         raise CheckpointError(path, problem, "Restore another checkpoint.")
     size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise CheckpointError(path, f"has {size} bytes; allowed: {_MOST_BYTES}", _SAVE_AGAIN)
+    if size > _MAX_BYTES:
+        raise CheckpointError(path, f"has {size} bytes; allowed: {_MAX_BYTES}", _SAVE_AGAIN)
     return path.read_text(encoding="utf-8")
 
 

@@ -103,8 +103,8 @@ class SavedRows:
                 raise CheckpointError(path, f"its {group!r} have columns {found}, not {columns}")
         blocks, counts = file.groups[BLOCKS].rows, file.groups[COUNTS].rows
         if counts != blocks * self._rows_of_block or self._pages_of_block < 1:
-            told = f"{counts} counts of {blocks} blocks of {self._rows_of_block} rows"
-            raise CheckpointError(path, f"has {told}")
+            details = f"{counts} counts of {blocks} blocks of {self._rows_of_block} rows"
+            raise CheckpointError(path, f"has {details}")
         for rows_path in self._names:
             if not rows_path.is_file():
                 raise CheckpointError(rows_path, "is missing")
@@ -131,8 +131,10 @@ class SavedRows:
                 found = {name: values[chosen].reshape(-1) for name, values in of_rows.items()}
                 keys, rows, slots = self._read(path, layout, chosen)
                 if keys.size != found["counts"].size:
-                    told = f"{keys.size} rows in {chosen.size} blocks, not {found['counts'].size}"
-                    raise CheckpointError(path, f"has {told}")
+                    details = (
+                        f"{keys.size} rows in {chosen.size} blocks, not {found['counts'].size}"
+                    )
+                    raise CheckpointError(path, f"has {details}")
                 lives = found["counts"] >= 0
                 read += int(np.count_nonzero(lives))
                 found.update(keys=keys, rows=rows, slots=slots)

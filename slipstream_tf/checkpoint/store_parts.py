@@ -78,7 +78,7 @@ class ReadyTable:
 
 
 def prepare(
-    folder: Path, manifest: Manifest, store: SavedStore, rank: Rank, evicts: bool = False
+    folder: Path, manifest: Manifest, store: SavedStore, rank: Rank, evict_to_fit: bool = False
 ) -> list[ReadyTable]:
     """Reads and converts the tables of a checkpoint without changing the store.
 
@@ -90,7 +90,7 @@ def prepare(
         manifest: The manifest of the checkpoint.
         store: The store to restore.
         rank: The rank of the store.
-        evicts: Whether the least valuable rows are dropped if a table exceeds its capacity.
+        evict_to_fit: Whether the least valuable rows are dropped if a table exceeds its capacity.
 
     Returns:
         The tables to load, in the order of the store.
@@ -116,7 +116,7 @@ def prepare(
             raise CheckpointError(place, problem)
         has_slots = taken[table.name] == store_state.WHOLE
         is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
-        target = _Target(store, table, rank, place, has_slots, evicts)
+        target = _Target(store, table, rank, place, has_slots, evict_to_fit)
         ready.append(_prepare_table(target, saved, is_same_job))
     return ready
 
@@ -131,7 +131,7 @@ class _Target:
         rank: The rank of the store.
         place: The path of the manifest, for errors.
         takes_slots: Whether the saved slots match the update rule of the table.
-        evicts: Whether rows beyond the capacity are dropped.
+        evict_to_fit: Whether rows beyond the capacity are dropped.
     """
 
     store: SavedStore
@@ -139,26 +139,26 @@ class _Target:
     rank: Rank
     place: str
     takes_slots: bool = True
-    evicts: bool = False
+    evict_to_fit: bool = False
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
         """Returns bool [n], whether this rank owns the keys, int64 [n]."""
         return self.store.owners(self.table.name, keys) == self.rank.number
 
     @property
-    def rule(self) -> SparseOptimizer | None:
+    def optimizer(self) -> SparseOptimizer | None:
         """The table's sparse optimizer, or None.
 
         None if SOK creates the rows, or if an external optimizer updates them.
         """
-        return None if self.store.is_in_sok else self.store.rule_of(self.table.name)
+        return None if self.store.is_in_sok else self.store.optimizer_of(self.table.name)
 
     def with_initial_rows(self, contents: Arrays, keys: np.ndarray) -> Arrays:
         """Returns the contents, with initial rows added for missing `keys`."""
         missing = np.setdiff1d(keys, contents["keys"])
-        assert self.rule is not None
+        assert self.optimizer is not None
         in_memory = dataclasses.replace(self.table, storage=self.table.storage.in_memory())
-        rows = NativeStore([in_memory], self.rule).gather(self.table.name, missing)[0].numpy()
+        rows = NativeStore([in_memory], self.optimizer).gather(self.table.name, missing)[0].numpy()
         initial = self.store.slot_layout(self.table.name).initial
         return tables.with_rows(contents, missing, rows, initial)
 
@@ -177,8 +177,8 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     keeps_slots = target.takes_slots and contents["slots"].shape[1] == initial.size
     if not keeps_slots:
         if spills or contents["keys"].size:
-            told = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
-            logging.warning("%s: the slots of table %r %s.", target.place, name, told)
+            details = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
+            logging.warning("%s: the slots of table %r %s.", target.place, name, details)
         contents["slots"] = np.tile(initial, (contents["keys"].size, 1))
     at_owners = rank.has_a_part and store.defers_at_owners
     deferred = saved.deferred(rank.number, rank.size, target.owns if at_owners else None)
@@ -196,11 +196,11 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     else:
         contents.pop("trained", None)
         contents = _with_accesses(target, contents, saved)
-    if rank.size == 1 and target.rule is not None and not spills:
+    if rank.size == 1 and target.optimizer is not None and not spills:
         contents = _with_deferred_rows(target, contents, deferred["keys"])
-    if target.evicts and target.table.capacity is not None:
-        most, eviction = target.table.capacity, target.table.eviction
-        contents = tables.without_least(contents, most, deferred["keys"], eviction)
+    if target.evict_to_fit and target.table.capacity is not None:
+        maximum, eviction = target.table.capacity, target.table.eviction
+        contents = tables.keep_most_valuable(contents, maximum, deferred["keys"], eviction)
     _require_fit(target, contents["keys"], deferred["keys"])
     return ReadyTable(
         name=name,
@@ -270,7 +270,7 @@ def _with_accesses(target: _Target, contents: Arrays, saved: tables.SavedTable) 
     rank, accesses = target.rank, _counts_apart(target, saved)
     if accesses is None:
         return contents
-    if rank.size > 1 and not rank.has_a_part and target.rule is not None:
+    if rank.size > 1 and not rank.has_a_part and target.optimizer is not None:
         # A rank can have counted keys that have no row yet on the rank that wrote the rows, because
         # their gradients are still deferred.
         contents = target.with_initial_rows(contents, accesses[0])
@@ -284,8 +284,8 @@ def _with_deferred_rows(target: _Target, contents: Arrays, keys: np.ndarray) -> 
         return contents
     if capacity is not None and len(contents["keys"]) <= capacity:
         # Evict rows for the new ones, as applying the sums would.
-        most = capacity - missing.size
-        contents = tables.without_least(contents, most, keys, target.table.eviction)
+        maximum = capacity - missing.size
+        contents = tables.keep_most_valuable(contents, maximum, keys, target.table.eviction)
     return target.with_initial_rows(contents, keys)
 
 
@@ -379,13 +379,13 @@ def defer(
         if not saved.num_deferred:
             continue
         is_same = policy.mode == "defer" and policy.is_shadow == saved.is_shadow
-        told = f"take the deferred gradients of table {table.name!r}"
+        details = f"take the deferred gradients of table {table.name!r}"
         if saved.is_shadow and not is_same:
             sums = f"{saved.num_deferred} gradient sums of table {table.name!r}"
             logging.info("%s that a dry run counted are left out.", sums)
             continue
         if is_same and (is_late or not saved.is_leaving):
-            together(functools.partial(_import_deferred, store, table, policy.ranks), told)
+            together(functools.partial(_import_deferred, store, table, policy.ranks), details)
             continue
         if not saved.is_leaving:
             when = "with the next step" if is_late else "now"
@@ -395,11 +395,13 @@ def defer(
             )  # fmt: skip
         # Import them under a policy of a different kind than the final one. The change of policy
         # then applies them.
-        can_tell_movement = store.updates_rows and not store.is_in_sok
-        trigger = "movement" if can_tell_movement and policy.trigger != "movement" else "interval"
+        can_compute_movement = store.updates_rows and not store.is_in_sok
+        trigger = (
+            "movement" if can_compute_movement and policy.trigger != "movement" else "interval"
+        )
         until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)
-        together(functools.partial(_import_deferred, store, table, 1), told)
+        together(functools.partial(_import_deferred, store, table, 1), details)
         if store.is_in_sok and not is_late:
             # The final policy can be of the same kind and would keep them.
             store.flush()

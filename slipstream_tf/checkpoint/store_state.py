@@ -51,9 +51,9 @@ def tables_by_name() -> Iterator[None]:
     """Returns a context in which files are loaded by table name.
 
     It applies to `load_weights` (pass `skip_mismatch=True` if dense layers have changed),
-    `tf.train.Checkpoint` and `distributed.JobCheckpoints`. A table of the store stays unchanged if
-    the file does not contain it or contains it with another dimension. Other tables in the file are
-    ignored. If the update rule differs, rows and access counts are loaded, and slots get their
+    `tf.train.Checkpoint` and `distributed.CheckpointManager`. A table of the store stays unchanged
+    if the file does not contain it or contains it with another dimension. Other tables in the file
+    are ignored. If the update rule differs, rows and access counts are loaded, and slots get their
     initial values. The log lists the loaded and skipped tables.
 
     Example:
@@ -98,12 +98,12 @@ def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str
         if found is None:
             logging.warning("%s: table %r is not in it; it stays as it is.", place, table.name)
         elif found.dim != table.dim:
-            told = f"it was saved with dim={found.dim} and has dim={table.dim} here"
-            logging.warning("%s: table %r is not taken: %s.", place, table.name, told)
+            details = f"it was saved with dim={found.dim} and has dim={table.dim} here"
+            logging.warning("%s: table %r is not taken: %s.", place, table.name, details)
         elif found.rule != (rule := store.slot_layout(table.name).rule):
             taken[table.name] = WITHOUT_SLOTS
-            told = f"its slots, which start anew: they are of {found.rule}, not {rule}"
-            logging.warning("%s: table %r is taken without %s.", place, table.name, told)
+            details = f"its slots, which start anew: they are of {found.rule}, not {rule}"
+            logging.warning("%s: table %r is taken without %s.", place, table.name, details)
         else:
             taken[table.name] = WHOLE
             logging.info("%s: table %r is taken.", place, table.name)
@@ -150,14 +150,14 @@ def flatten(tree: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """
     arrays: dict[str, np.ndarray] = {}
 
-    def stand_in(value: Any) -> Any:
+    def placeholder_of(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             name = f"array-{len(arrays)}"
             arrays[name] = value
             return {_ARRAY: name}
         return value.item() if isinstance(value, np.generic) else dict(value)
 
-    return json.loads(json.dumps(tree, default=stand_in)), arrays
+    return json.loads(json.dumps(tree, default=placeholder_of)), arrays
 
 
 def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -201,7 +201,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
             {
                 "name": table.name,
                 "dim": table.dim,
-                "optimizer": optimizers.serialize(store.rule_of(table.name)),
+                "optimizer": optimizers.serialize(store.optimizer_of(table.name)),
                 "layout": store.slot_layout(table.name).rule,
             }
             for table in store.tables
@@ -269,7 +269,7 @@ _apart: set[int] = set()
 def kept_apart(store: Any) -> Iterator[None]:
     """Returns a context that excludes a store from `tf.train.Checkpoint`.
 
-    `JobCheckpoints` uses it, because it stores the tables in separate files.
+    `CheckpointManager` uses it, because it stores the tables in separate files.
     """
     _apart.add(id(store))
     try:
@@ -313,7 +313,7 @@ class StoreState(tf.train.experimental.PythonState):
         if not string_value:
             raise ValueError(
                 f"{self._place}: the tables of this checkpoint are in files of their own. Restore "
-                "it with distributed.JobCheckpoints, and give that the store."
+                "it with distributed.CheckpointManager, and give that the store."
             )
         restore_state(self._store, from_bytes(string_value, self._place), self._place)
         for listener in self._listeners:

@@ -24,7 +24,7 @@ from slipstream_tf.tables.base import SavedStore, table_contents
 from slipstream_tf.tables.replicas import counts_of
 
 # Write all rows after this many files with changes, or when these have more rows than the first.
-_MOST_BEFORE = 8
+_MAX_FILES_BEFORE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FilesBefore:
     @property
     def are_too_many(self) -> bool:
         """Whether the next file must contain all rows."""
-        return len(self.rows) > _MOST_BEFORE or sum(self.rows[1:]) > self.rows[0]
+        return len(self.rows) > _MAX_FILES_BEFORE or sum(self.rows[1:]) > self.rows[0]
 
     def written(self) -> "FilesBefore":
         """Returns a copy that includes the size of the newest file.

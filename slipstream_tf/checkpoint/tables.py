@@ -103,8 +103,8 @@ class SavedTable:
         found = []
         before = file.meta.get("before", [])
         if not isinstance(before, list) or not isinstance(file.meta.get("rows", 0), int):
-            told = f"goes on from {before!r} to {file.meta.get('rows')!r} rows"
-            raise CheckpointError(path, told)
+            details = f"goes on from {before!r} to {file.meta.get('rows')!r} rows"
+            raise CheckpointError(path, details)
         for index, checkpoint in enumerate(before):
             earlier = name_before(path, index)
             found.append(ArrayFile(earlier, str(checkpoint)))
@@ -118,8 +118,10 @@ class SavedTable:
         """Raises CheckpointError unless a file has this table's metadata and columns."""
         for name in META:
             if file.meta.get(name) != self._entry[name]:
-                told = f"has {name} {file.meta.get(name)!r}, but the manifest {self._entry[name]!r}"
-                raise CheckpointError(path, told)
+                details = (
+                    f"has {name} {file.meta.get(name)!r}, but the manifest {self._entry[name]!r}"
+                )
+                raise CheckpointError(path, details)
         for group in KINDS:
             self._require_columns(path, file, group)
 
@@ -249,8 +251,8 @@ class SavedTable:
                 decays = np.concatenate([file.read("decays")["counts"], decays])
                 newer = np.unique(np.concatenate(keys))
         if read != _rows_of(self._files[rank]):
-            told = f"has {read} rows with those before, but says {_rows_of(self._files[rank])}"
-            raise CheckpointError(self._paths[rank], told)
+            details = f"has {read} rows with those before, but says {_rows_of(self._files[rank])}"
+            raise CheckpointError(self._paths[rank], details)
 
     def lookup_steps(self, rank: int) -> int:
         """Returns the number of lookups of a saved rank that wrote rows."""
@@ -296,10 +298,10 @@ class SavedTable:
             return None
         counters = [file.read("admission")["counters"] for file in files]
         added = [np.asarray(file.meta["admission_added"], np.int64) for file in files]
-        most = max(counters, key=len)
+        maximum = max(counters, key=len)
         for other in counters:
-            most = np.maximum(most, other) if other.size else most
-        return {"counters": most, "added": np.max(added, axis=0)}
+            maximum = np.maximum(maximum, other) if other.size else maximum
+        return {"counters": maximum, "added": np.max(added, axis=0)}
 
     def replicas(self, rank: int) -> Arrays | None:
         """Returns a saved rank's replicas for `store.import_copies`, or None without replicas."""
@@ -383,17 +385,17 @@ def on_ranks(deferred: Arrays, ranks: int) -> Arrays:
     return _added_up({**deferred, "ranks": deferred["ranks"] % ranks})
 
 
-def without_least(contents: Arrays, most: int, pinned: np.ndarray, eviction: str) -> Arrays:
+def keep_most_valuable(contents: Arrays, maximum: int, pinned: np.ndarray, eviction: str) -> Arrays:
     """Returns contents without the least valuable rows.
 
     Args:
         contents: Arrays sorted by key.
-        most: The maximum number of remaining rows. Pinned rows can exceed it.
+        maximum: The maximum number of remaining rows. Pinned rows can exceed it.
         pinned: int64 [n], the keys of rows that must be kept.
         eviction: "lfu" (rows with the lowest counts are dropped) or "lru" (rows with the oldest use
             are dropped).
     """
-    excess = len(contents["keys"]) - max(most, 0)
+    excess = len(contents["keys"]) - max(maximum, 0)
     if excess <= 0:
         return contents
     by_use = eviction == "lru" and len(contents["last_used"]) == len(contents["keys"])

@@ -67,7 +67,7 @@ class RankFiles:
         tables: The tables of the rank's store.
         rates: The learning rates of the store, from `Rates.export`, or None.
         state: The state of the saturation engine, or None.
-        position: The position in the input, from `JobCheckpoints.save`, after conversion to JSON
+        position: The position in the input, from `CheckpointManager.save`, after conversion to JSON
             and back.
         rng: The state of random numbers, in the same way.
     """

@@ -16,7 +16,7 @@ from slipstream_tf.baselines.hot_rows import Hotline, HotRows
 from slipstream_tf.cli.callbacks import LOG_LOSS, InputCount
 from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.cli.train_flags import foresees
+from slipstream_tf.cli.train_flags import predicts_losses
 from slipstream_tf.config import DryRun, HotSet, Retention, Saturation, Storage, Table, Window
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
@@ -24,7 +24,7 @@ from slipstream_tf.keras.loss_feedback import binary_cross_entropy
 from slipstream_tf.models import DLRM, DCNv2, DeepFM
 from slipstream_tf.policies.base import Policy
 
-_MOST_AT_ONCE = 16
+_MAX_AT_ONCE = 16
 
 
 def build_embeddings(
@@ -71,8 +71,8 @@ def build_embeddings(
         for index, field in enumerate(fields)
     ]
     if hot_keys is not None and (settings.schedule == "hotline" or comm.size > 1):
-        rule = _rows_optimizer(settings)
-        return HotRows(tables, rule, hot_keys, comm, dtype=settings.precision)
+        optimizer = _rows_optimizer(settings)
+        return HotRows(tables, optimizer, hot_keys, comm, dtype=settings.precision)
     return EmbeddingCollection(
         tables,
         _rows_optimizer(settings),
@@ -86,13 +86,13 @@ def build_embeddings(
 
 
 def _rows_optimizer(settings: Settings) -> optimizers.SparseOptimizer:
-    rule = optimizers.get(settings.rows_optimizer)
+    optimizer = optimizers.get(settings.rows_optimizer)
     chosen: dict[str, Any] = {"learning_rate": settings.rows_learning_rate}
     if settings.rows_l2:
         chosen["l2"] = settings.rows_l2
-    if settings.rows_l2 or rule.weight_decay:
+    if settings.rows_l2 or optimizer.weight_decay:
         chosen["decay"] = settings.rows_decay
-    return dataclasses.replace(rule, **chosen)
+    return dataclasses.replace(optimizer, **chosen)
 
 
 def build_model(
@@ -143,7 +143,7 @@ def build_model(
     auc: Any = keras.metrics.AUC(from_logits=True, name="auc")
     trained: Any = InputCount(name="trained")
     metrics: dict[str, Any] = {"metrics": [auc, trained]}
-    if foresees(settings):
+    if predicts_losses(settings):
         # The weighted mean over the kept examples estimates the log loss of all examples. Keras's
         # `loss` divides by the batch size instead, so it grows with the weights.
         log_loss = keras.metrics.MeanMetricWrapper(_log_loss, name=LOG_LOSS)
@@ -165,7 +165,7 @@ def steps_per_execution(settings: Settings, *ends: int | None) -> int:
     """
     windows = settings.window_steps if settings.uses_engine else None
     common = math.gcd(*(steps or 0 for steps in (windows, settings.evaluate_every, *ends)))
-    return max(n for n in range(1, _MOST_AT_ONCE + 1) if common % n == 0)
+    return max(n for n in range(1, _MAX_AT_ONCE + 1) if common % n == 0)
 
 
 def _log_loss(labels: Any, logits: Any) -> Any:
@@ -216,15 +216,15 @@ def policies_of(settings: Settings) -> list[Policy]:
             limits = _given(engine, distance="defer_movement", max_age="defer_max_age")
             found.append(policies.DeferGradients(policies.Movement(**limits)))
         elif name == "mask_gradients":
-            found.append(policies.MaskGradients(**_given(engine, share="mask_share")))
+            found.append(policies.MaskGradients(**_given(engine, fraction="mask_fraction")))
         else:
             score: Any = RowDrift(engine["skip_alpha"])
-            if foresees(settings):
-                score = policies.ForeseenLoss(**_given(engine, pilot="pilot"))
-            shares = _given(engine, share="skip_share", keep="skip_keep")
-            found.append(policies.SkipExamples(score, **shares))
+            if predicts_losses(settings):
+                score = policies.PredictedLoss(**_given(engine, pilot="pilot"))
+            rates = _given(engine, fraction="skip_fraction", keep_rate="skip_keep_rate")
+            found.append(policies.SkipExamples(score, **rates))
     if settings.control == "random":
-        found.append(SkipAtRandom(settings.random_shares))
+        found.append(SkipAtRandom(settings.random_fractions))
     return found
 
 
@@ -333,5 +333,5 @@ def _require_known_warmup(settings: Settings, planned_steps: int | None) -> None
     if planned_steps is None and settings.warmup_steps is None and settings.warmup > 0:
         raise UsageError(
             f"Invalid flag --warmup={settings.warmup:g}: how many examples the data has is not "
-            "known, so a share of the steps is not, either. Give --warmup_steps or --max_examples."
+            "known, so a fraction of them is not, either. Give --warmup_steps or --max_examples."
         )

@@ -26,9 +26,9 @@ LOG_LOSS = "log_loss"
 _MONITORED = "val_auc"
 # Minimum AUC gain that counts as an improvement. The order of floating-point sums in different
 # threads can cause smaller differences.
-_LEAST_GAIN = 1e-6
+_MIN_GAIN = 1e-6
 _SECONDS_BETWEEN_UPDATES = 0.2
-_MOST_POINTS = 100
+_MAX_POINTS = 100
 SUMMED = ("examples_seen", "examples_trained")
 """The values of a curve point that are summed over ranks."""
 _Point = dict[str, Any]
@@ -150,7 +150,7 @@ class StepTimer(keras.callbacks.Callback):
         if self._begun is None and self._count.steps >= self._untimed:
             self._begun, self._start = self._count.steps, time.perf_counter()
 
-    def leave_out(self, seconds: float) -> None:
+    def drop_examples(self, seconds: float) -> None:
         """Excludes seconds from the measurement, for example the time of an evaluation."""
         self._start += seconds
 
@@ -230,7 +230,7 @@ class CurveCallback(keras.callbacks.Callback):
         self._calls += 1
         if self._calls % self._interval == 0:
             self._points.append(self._point(logs or {}))
-            if len(self._points) > _MOST_POINTS:
+            if len(self._points) > _MAX_POINTS:
                 self._points = self._points[1::2]
                 self._interval *= 2
         if self._evaluate_every is not None and self._count.steps % self._evaluate_every == 0:
@@ -364,7 +364,7 @@ class Validation(keras.callbacks.Callback):
         self._measure, self._every, self._left_out = measure, every, left_out
         self._count = count
         self.measured: list[dict[str, Any]] = []
-        common: dict[str, Any] = {"mode": "max", "min_delta": _LEAST_GAIN}
+        common: dict[str, Any] = {"mode": "max", "min_delta": _MIN_GAIN}
         self._stopper = keras.callbacks.EarlyStopping(
             _MONITORED, patience=settings.early_stopping, restore_best_weights=True, **common
         )

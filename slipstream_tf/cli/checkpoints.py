@@ -37,7 +37,7 @@ _FREE = ("threads", "tensorboard", "trace")
 
 
 @dataclasses.dataclass(frozen=True)
-class Saving:
+class CheckpointSettings:
     """Checkpoint settings of a run.
 
     Attributes:
@@ -66,7 +66,7 @@ class Saving:
         return self.output is not None and (self.every > 0 or self.resume)
 
 
-def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
+def checkpoint_settings(values: Mapping[str, Any], given: frozenset[str]) -> CheckpointSettings:
     """Returns the checkpoint settings from the flags.
 
     Args:
@@ -94,7 +94,7 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
         every, resume = 0, False
     keep = values["keep_checkpoints"]
     # An elastic job always resumes: its processes are restarted whenever the ranks change.
-    saving = Saving(output, every, keep, resume or is_elastic, is_elastic)
+    saving = CheckpointSettings(output, every, keep, resume or is_elastic, is_elastic)
     if "keep_checkpoints" in given and not saving.every:
         raise does_nothing("keep_checkpoints", "--checkpoint_every")
     if saving.output is None or saving.resume:
@@ -109,7 +109,7 @@ def saving_of(values: Mapping[str, Any], given: frozenset[str]) -> Saving:
     return saving
 
 
-def window_steps_of(saving: Saving) -> int | None:
+def window_steps_of(saving: CheckpointSettings) -> int | None:
     """Returns the window length of the saved run in steps.
 
     None if there is no saved run, or if its settings have no window length.
@@ -118,7 +118,7 @@ def window_steps_of(saving: Saving) -> int | None:
     return _read(path)["settings"].get("window_steps") if path.exists() else None
 
 
-def require_same_run(saving: Saving, run: Mapping[str, Any]) -> None:
+def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None:
     """Raises an error if the run to resume has different settings.
 
     Args:
@@ -193,7 +193,7 @@ class RunCheckpoints:
 
     def __init__(
         self,
-        saving: Saving,
+        saving: CheckpointSettings,
         run: Mapping[str, Any],
         comm: Communicator,
         model: Any,
@@ -205,7 +205,7 @@ class RunCheckpoints:
     ) -> None:
         import tensorflow as tf
 
-        from slipstream_tf.distributed import JobCheckpoints
+        from slipstream_tf.distributed import CheckpointManager
 
         self._saving, self._run, self._comm, self._elastic = saving, run, comm, elastic
         self.resumed_at: list[int] = []
@@ -216,17 +216,17 @@ class RunCheckpoints:
         states = [v.value for v in model.variables if not v.value.dtype.is_floating]
         states += [v.value for v in model.metrics_variables]
         own = tf.train.Checkpoint(inputs=batches, counters=list(counters), states=states)
-        self._saved = JobCheckpoints(
+        self._saved = CheckpointManager(
             saving.directory,
             tf.train.Checkpoint(model=model, optimizer=model.optimizer),
             comm,
             store,
-            keep=saving.keep,
+            max_to_keep=saving.keep,
             engine=slipstream,
             # In an elastic run the state of a rank is useless, because the rank may be gone when
             # the run continues.
-            own=None if elastic is not None else own,
-            evicts=elastic is not None,
+            rank_checkpoint=None if elastic is not None else own,
+            evict_to_fit=elastic is not None,
         )
 
     @contextlib.contextmanager
@@ -349,12 +349,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _flags(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings by flag name.
 
-    `random_shares` and `stop_after` are computed from the run of --match, so they are returned as
-    "match".
+    `random_fractions` and `stop_after` are computed from the run of --match, so they are returned
+    as "match".
     """
     flags = {**settings, **settings["engine"]}
     del flags["engine"]
-    matched = [flags.pop(name, None) for name in ("random_shares", "stop_after")]
+    matched = [flags.pop(name, None) for name in ("random_fractions", "stop_after")]
     return {**flags, "match": matched if any(matched) else None}
 
 

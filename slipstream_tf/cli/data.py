@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from slipstream_tf.data.spec import Reader
 
 GENERATED = "generated"
-_LEAST_GENERATED = 100
+_MIN_GENERATED = 100
 # Test fraction of generated data. Text readers also hold out one in ten runs of lines.
-_TEST_SHARE = 0.1
+_TEST_FRACTION = 0.1
 _SAMPLE_BYTES = 1 << 20
 
 
@@ -59,11 +59,11 @@ def name_of(data: str) -> str:
 
         with _refusing(data):
             parsed = parse_name(data)
-        if parsed is not None and parsed.examples >= _LEAST_GENERATED:
+        if parsed is not None and parsed.examples >= _MIN_GENERATED:
             return GENERATED
         raise UsageError(
             f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
-            f"{_LEAST_GENERATED}."
+            f"{_MIN_GENERATED}."
         )
     if not os.path.exists(data):
         raise UsageError(
@@ -104,8 +104,8 @@ def open_parts(settings: Settings) -> Parts:
         test = _open(settings, settings.evaluate_on)
         num_examples = train.spec.num_examples
         if num_examples is None:
-            share = 2 * _TEST_SHARE if settings.holds_out else _TEST_SHARE
-            num_examples = _estimated_inputs(settings.data, 1 - share)
+            fraction = 2 * _TEST_FRACTION if settings.holds_out else _TEST_FRACTION
+            num_examples = _estimated_inputs(settings.data, 1 - fraction)
     return Parts(train, valid, test, num_examples)
 
 
@@ -154,8 +154,8 @@ def _open(settings: Settings, part: str) -> Reader:
 
     if settings.data_name == GENERATED:
         # The seed of the run does not change the generated examples, only the model.
-        share = 1.0 if part == "train" else _TEST_SHARE
-        return registry.open_generated(data, part, batch_size, share)
+        fraction = 1.0 if part == "train" else _TEST_FRACTION
+        return registry.open_generated(data, part, batch_size, fraction)
     return registry.open_data(data, part, batch_size, hold_out=hold_out)
 
 
@@ -170,7 +170,7 @@ def _prepared(data: str) -> dict[str, Any] | None:
         return read_manifest(data) if is_prepared(data) else None
 
 
-def _estimated_inputs(path: str, share: float) -> int | None:
+def _estimated_inputs(path: str, fraction: float) -> int | None:
     """Estimates the number of training examples in a text file.
 
     The estimate extrapolates from the mean length of the first lines. It is precise enough for its
@@ -178,7 +178,7 @@ def _estimated_inputs(path: str, share: float) -> int | None:
 
     Args:
         path: Path of the file.
-        share: Fraction of the examples that belong to the training part.
+        fraction: Fraction of the examples that belong to the training part.
 
     Returns:
         The estimate, or None for a compressed or empty file.
@@ -190,4 +190,4 @@ def _estimated_inputs(path: str, share: float) -> int | None:
     lines = sample.count(b"\n")
     if not lines:
         return None
-    return math.ceil(os.path.getsize(path) * lines / len(sample) * share)
+    return math.ceil(os.path.getsize(path) * lines / len(sample) * fraction)

@@ -45,17 +45,17 @@ _GENERATED = "generated:{}:100000:0.02"
 _Chosen: TypeAlias = tuple[int, float | None]
 # Settings for the default data, tuned on its validation part.
 _PLAIN: _Chosen = (1024, 0.006)
-_THINNED: _Chosen = (512, 0.0125)
+_SUBSAMPLED: _Chosen = (512, 0.0125)
 # Pairs of maximum click rate and fraction to skip: the best trade-offs in
 # benchmarks/results/skipping.md.
-_SHARES = ((0.05, 0.85), (0.15, 0.5), (1.0, 0.3))
+_FRACTIONS = ((0.05, 0.85), (0.15, 0.5), (1.0, 0.3))
 # AUCs with a smaller difference count as equal, because the spread between seeds is larger.
 _EQUAL_AUC = 0.001
 _POINTS, _WARMUP = 16, 0.05
 _HEADER = ("run", "test AUC", "log loss", "examples trained", "seconds", "plain's AUC by then")
 LABELS: Mapping[str, str] = {
     "plain": "plain",
-    "foreseen": "by foreseen loss",
+    "predicted": "by predicted loss",
     "uniform": "uniform negative sampling",
     "random": "as many left out at random",
     "stop": "plain, stopped after as many",
@@ -79,7 +79,7 @@ _FLAGS = {
         Flag("quick", None, f"{_QUICK_EXAMPLES:,} examples"),
     ),
     "Runs": (
-        Flag("skip_share", Number(0, 1), "share of the examples to skip, after the warm-up", None,
+        Flag("skip_fraction", Number(0, 1), "fraction of the examples to skip after warm-up", None,
              "by the click rate; 0.85 where it is at most 5%, 0.5 at most 15%, else 0.3"),
         Flag("seed", Integer(0, (1 << 31) - 1), "of all runs", 0),
         Flag("threads", Integer(1, 1024), "threads of TensorFlow and the data", None, "all cores"),
@@ -108,24 +108,24 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         RunError: If a run fails.
     """
     output = values["output"]
-    most = values["examples"] or (_QUICK_EXAMPLES if values["quick"] else _EXAMPLES)
-    data = values["data"] or _GENERATED.format(most)
-    examples, plain, thinned = most, _PLAIN, _THINNED
+    maximum = values["examples"] or (_QUICK_EXAMPLES if values["quick"] else _EXAMPLES)
+    data = values["data"] or _GENERATED.format(maximum)
+    examples, plain, subsampled = maximum, _PLAIN, _SUBSAMPLED
     if values["data"]:
-        size, examples = size_of(data, most)  # Raises an error if the data cannot be read.
-        plain = thinned = (size, None)
+        size, examples = size_of(data, maximum)  # Raises an error if the data cannot be read.
+        plain = subsampled = (size, None)
     call = f"print(json.dumps(demo.measure_speed({_ROWS}, {values['threads'] or 0})))"
     speed = json.loads(_run(f"import json; from slipstream_tf.cli import demo; {call}"))
     print(f"{speed_words(**speed)}\n{_STORY}\n\nData: {data}", flush=True)
     common = {"seed": values["seed"], "threads": values["threads"]}
-    seen = {**common, "data": data, "max_examples": most}
+    seen = {**common, "data": data, "max_examples": maximum}
     records = {"plain": _trained(output, "plain", {**seen, **_flags(plain, examples)})}
-    share = values["skip_share"]
-    share = share_for(records["plain"]) if share is None else share
-    for name, flags in thinned_flags(thinned, examples, share).items():
+    fraction = values["skip_fraction"]
+    fraction = fraction_for(records["plain"]) if fraction is None else fraction
+    for name, flags in subsampled_flags(subsampled, examples, fraction).items():
         records[name] = _trained(output, name, {**seen, **flags})
     for name in ("random", "stop"):
-        matched = {"control": name, "match": os.path.join(output, "foreseen", RECORD)}
+        matched = {"control": name, "match": os.path.join(output, "predicted", RECORD)}
         records[name] = _trained(output, name, {**common, **matched})
     sentence = verdict(records)
     print(f"\n{comparison(records)}\n\n{sentence}", flush=True)
@@ -134,43 +134,44 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     print(f"Details: {path}\n{_drawn(output)}")
 
 
-def size_of(data: str, most: int) -> tuple[int, int]:
+def size_of(data: str, maximum: int) -> tuple[int, int]:
     """Returns batch size and number of training examples for a data set.
 
     Args:
         data: Value of --data of slipstream-train, which also selects the preset.
-        most: Maximum number of examples to train.
+        maximum: Maximum number of examples to train.
 
     Returns:
-        The batch size of the preset, and the number of examples, at most `most`. The number is an
-        estimate for text files.
+        The batch size of the preset, and the number of examples, at most `maximum`. The number is
+        an estimate for text files.
     """
     flags = make_train_flags()
     given = flags.parse([f"--data={data}"])
     settings = resolve(*given, data_set.name_of, flags)
     found = data_set.open_parts(settings).num_examples
-    return settings.batch_size, most if found is None else min(most, found)
+    return settings.batch_size, maximum if found is None else min(maximum, found)
 
 
-def thinned_flags(chosen: _Chosen, examples: int, share: float) -> dict[str, dict[str, Any]]:
+def subsampled_flags(chosen: _Chosen, examples: int, fraction: float) -> dict[str, dict[str, Any]]:
     """Returns the slipstream-train flags of the two runs that skip examples.
 
     Args:
         chosen: Batch size and learning rate of the rows. None selects the rate of the preset.
         examples: Number of examples that a run sees.
-        share: Fraction of the examples to skip after the warm-up.
+        fraction: Fraction of the examples to skip after the warm-up.
 
     Returns:
         Flags by run name: a run that skips by predicted loss, and a run with uniform negative
         sampling.
     """
-    kept = _WARMUP + (1 - _WARMUP) * (1 - share)
+    kept = _WARMUP + (1 - _WARMUP) * (1 - fraction)
     window = max(5, min(100, round(examples / chosen[0] / 40)))
-    thinned = {
-        **_flags(chosen, examples * kept), "policies": "skip_examples", "skip_by": "foreseen_loss",
-        "skip_share": share, "warmup": _WARMUP, "window_steps": window,
+    subsampled = {
+        **_flags(chosen, examples * kept),
+        "policies": "skip_examples", "skip_score": "predicted_loss",
+        "skip_fraction": fraction, "warmup": _WARMUP, "window_steps": window,
     }  # fmt: skip
-    return {"foreseen": thinned, "uniform": {**thinned, "pilot": "label"}}
+    return {"predicted": subsampled, "uniform": {**subsampled, "pilot": "label"}}
 
 
 def _flags(chosen: _Chosen, trained: float) -> dict[str, Any]:
@@ -181,16 +182,16 @@ def _flags(chosen: _Chosen, trained: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def share_for(plain: Mapping[str, Any]) -> float:
+def fraction_for(plain: Mapping[str, Any]) -> float:
     """Chooses and prints the fraction of examples to skip by click rate.
 
     Args:
         plain: The metrics.json of plain training. The click rate is the rate of its test part.
     """
     rate = plain["test"]["clicks"] / plain["test"]["examples"]
-    share = next(share for most, share in _SHARES if rate <= most)
-    print(f"{rate:.1%} of the test part are clicks: {share:.0%} are to be skipped.", flush=True)
-    return share
+    fraction = next(fraction for maximum, fraction in _FRACTIONS if rate <= maximum)
+    print(f"{rate:.1%} of the test part are clicks: {fraction:.0%} are to be skipped.", flush=True)
+    return fraction
 
 
 def speed_words(rows: int, dim: int, batch_size: int, keras: float, slipstream: float) -> str:
@@ -225,11 +226,11 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
     for name, record in records.items():
         test, spent = record["test"], _seconds(record)
         trained = record["examples"]["trained"]
-        share = trained / records["plain"]["examples"]["trained"]
+        fraction = trained / records["plain"]["examples"]["trained"]
         by_then = None if test["auc"] is None else plain_at(records, spent)
         rows.append(
             (LABELS[name], number(test["auc"], 4), number(test["log_loss"], 4),
-             f"{trained:,} ({share:.0%})", f"{spent:.1f}", number(by_then, 4))
+             f"{trained:,} ({fraction:.0%})", f"{spent:.1f}", number(by_then, 4))
         )  # fmt: skip
     return format_table(_HEADER, rows)
 
@@ -251,19 +252,19 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     auc = {name: record["test"]["auc"] for name, record in records.items()}
     if any(value is None for value in auc.values()):
         return "The test part has labels of one kind only; AUC is not defined and nothing compares."
-    foreseen, plain = records["foreseen"], records["plain"]
-    if not foreseen["examples"]["skipped"]:
+    predicted, plain = records["predicted"], records["plain"]
+    if not predicted["examples"]["skipped"]:
         return "Nothing was skipped here: the run ended with its warm-up. Give more --examples."
-    share = foreseen["examples"]["trained"] / plain["examples"]["trained"]
-    spent, whole = _seconds(foreseen), _seconds(plain)
+    fraction = predicted["examples"]["trained"] / plain["examples"]["trained"]
+    spent, whole = _seconds(predicted), _seconds(plain)
     then = plain_at(records, spent)
     names = {"uniform": "uniform negative sampling", "random": "random skipping", "stop": "a stop"}
-    gains = {name: auc["foreseen"] - auc[name] for name in names}
-    controls = ", ".join(_beside(gain, names[name]) for name, gain in gains.items())
+    gains = {name: auc["predicted"] - auc[name] for name in names}
+    controls = ", ".join(_compared(gain, names[name]) for name, gain in gains.items())
     sentences = [
-        f"Trained on {share:.0%} of the examples, in {spent / whole:.0%} of plain training's "
-        f"seconds, the model ended {_beside(auc['foreseen'] - auc['plain'], 'plain training')}.",
-        f"It is {_beside(auc['foreseen'] - then, 'what plain training had reached by then')}.",
+        f"Trained on {fraction:.0%} of the examples, in {spent / whole:.0%} of plain training's "
+        f"seconds, the model ended {_compared(auc['predicted'] - auc['plain'], 'plain training')}.",
+        f"It is {_compared(auc['predicted'] - then, 'what plain training had reached by then')}.",
         f"Beside controls that train as many examples it is {controls}.",
     ]
     if min(gains["random"], gains["stop"]) < -_EQUAL_AUC:
@@ -273,7 +274,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([*sentences, "One seed is a hint, not a result."])
 
 
-def _beside(gain: float, what: str) -> str:
+def _compared(gain: float, what: str) -> str:
     if abs(gain) <= _EQUAL_AUC:
         return f"level with {what} ({gain:+.4f} AUC)"
     return f"{abs(gain):.4f} AUC {'above' if gain > 0 else 'below'} {what}"

@@ -181,7 +181,7 @@ class Widths(_Parser):
         return widths
 
 
-class Names(_Parser):
+class NameList(_Parser):
     """Parses distinct names from a fixed list, joined by commas."""
 
     json_types = (str, list)
@@ -284,9 +284,9 @@ class FlagSet:
                 self._notes[name] = f"default: {default_text or 'off'}"
                 continue
             flags.DEFINE(parser, name, default, text, flag_values=self._values)
-            told = default_text or ("none" if default is None else str(default))
+            details = default_text or ("none" if default is None else str(default))
             allowed = f"{parser.brief}; " if parser.brief else ""
-            self._notes[name] = f"{allowed}default: {told}"
+            self._notes[name] = f"{allowed}default: {details}"
 
     @property
     def names(self) -> tuple[str, ...]:

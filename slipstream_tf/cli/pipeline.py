@@ -14,14 +14,14 @@ import tensorflow as tf
 
 from slipstream_tf.baselines.segregation import segregate
 from slipstream_tf.cli.settings import Settings
-from slipstream_tf.distributed import Communicator, even_ends, with_next
+from slipstream_tf.distributed import Communicator, pad_to_equal_steps, prefetch_keys
 from slipstream_tf.distributed.batches import element_of
 from slipstream_tf.distributed.elastic import BlocksLeft
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.ops.features import num_rows
 from slipstream_tf.sampling.classifier import weigh_last
 from slipstream_tf.sampling.look_ahead import LookAhead
-from slipstream_tf.sampling.notes import note_share
+from slipstream_tf.sampling.notes import note_fraction
 
 _ALL = BlocksLeft()
 
@@ -95,19 +95,19 @@ class TrainingInputs:
         if slipstream is not None:
             # Batches are refilled only if the engine drops examples.
             batch_size = settings.batch_size if slipstream.settings.skips_examples else None
-            dataset = slipstream.leave_out(dataset, batch_size)
+            dataset = slipstream.drop_examples(dataset, batch_size)
             if settings.control == "random":
                 # Weight a small last batch as the matched run does.
                 dataset = weigh_last(dataset, settings.batch_size)
         if not are_even:
             # The exchange about the next batch overlaps with the training of the current one.
-            dataset = even_ends(dataset, comm, note_share)
+            dataset = pad_to_equal_steps(dataset, comm, note_fraction)
         requests_ahead = comm.size > 1 and not are_even
         dataset = self._handed_out(
-            embeddings.announced(dataset), ahead=requests_ahead or embeddings.store.spills
+            embeddings.prefetch_rows(dataset), ahead=requests_ahead or embeddings.store.spills
         )
         dataset = dataset.with_options(_options(settings))
-        self.dataset = with_next(dataset) if settings.prefetch else dataset
+        self.dataset = prefetch_keys(dataset) if settings.prefetch else dataset
 
     def taken(self, steps: int) -> int:
         """Returns how many of the blocks in `left` this rank has consumed.
@@ -173,8 +173,8 @@ def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Datas
 def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
     """Returns this rank's slice of each global batch.
 
-    The relative size of the slice is attached to the features (see `note_share`), so that the loss
-    of a small or empty slice gets the right weight.
+    The relative size of the slice is attached to the features (see `note_fraction`), so that the
+    loss of a small or empty slice gets the right weight.
 
     Args:
         dataset: Elements are (features, label) of `comm.size * batch_size` examples. The last
@@ -190,7 +190,7 @@ def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) 
             lambda whole: whole[begin : begin + batch_size], (features, label)
         )
         rows, of_all = tf.size(part), tf.size(label)
-        return note_share((features, part), tf.cast(rows * comm.size / of_all, tf.float32))
+        return note_fraction((features, part), tf.cast(rows * comm.size / of_all, tf.float32))
 
     return dataset.map(own)
 

@@ -54,21 +54,21 @@ def make_flags() -> FlagSet:
     return FlagSet(
         "slipstream-plan",
         "Says what the tables of prepared data need in memory, in each row type; which rows fit, "
-        "what share of the accesses they serve, and what a step takes then. Prints Table settings "
+        "what fraction of accesses they serve, and what a step takes then. Prints Table settings "
         "to paste.",
         ("slipstream-plan --data=criteo --memory=8GB --spill=/local/disk --dim=32",),
         _FLAGS,
     )
 
 
-def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
+def nanoseconds_per_access(dim: int, optimizer: Any, batch_size: int) -> float:
     """Measures the time of a row's lookup and update in memory.
 
     The measurement takes about a second on this machine.
 
     Args:
         dim: Number of values per row.
-        rule: Optimizer of the rows.
+        optimizer: Optimizer of the rows.
         batch_size: Number of examples per step, each with one key.
 
     Returns:
@@ -81,7 +81,7 @@ def nanoseconds_per_access(dim: int, rule: Any, batch_size: int) -> float:
     from slipstream_tf.ops.features import FeatureSpec, pack
     from slipstream_tf.tables import NativeStore
 
-    store = NativeStore([Table("t", dim)], rule)
+    store = NativeStore([Table("t", dim)], optimizer)
     store.write_rows("t", np.arange(_MEASURED_ROWS), np.zeros((_MEASURED_ROWS, dim), np.float32))
     specs = [FeatureSpec("t", "t")]
     # Keys of click logs follow a Zipf-like distribution.
@@ -113,15 +113,16 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         if values[name] is None:
             raise UsageError(f"Missing flag --{name}. See --help.")
     import_tensorflow()
-    dim, rule = values["dim"], optimizers.get(values["rows_optimizer"])
+    dim, optimizer = values["dim"], optimizers.get(values["rows_optimizer"])
     with raised_as(UsageError, ""):
         uses = read_uses(values["data"])
-        found = plan_memory(uses, dim, rule.slots_per_row(dim), values["memory"], values["spill"])
+        slots = optimizer.slots_per_row(dim)
+        found = plan_memory(uses, dim, slots, values["memory"], values["spill"])
     inputs = read_statistics(values["data"])["inputs"]["train"]
     accesses = values["batch_size"] * sum(use.lookups for use in uses) / max(1, inputs)
     # Measure with the keys of all tables together, because a single table's batch would be too
     # small for a precise measurement.
-    nanoseconds = nanoseconds_per_access(dim, rule, min(round(accesses) or 1, 1 << 17))
+    nanoseconds = nanoseconds_per_access(dim, optimizer, min(round(accesses) or 1, 1 << 17))
     misses = accesses * (1 - found.served)
     step = {
         "accesses": accesses,
@@ -130,7 +131,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         "disk_ms": misses / values["reads_per_second"] * 1e3,
     }
     of_hkv: dict[str, dict[str, int]] = {}
-    slot_tables = -(-rule.slots_per_row(dim) // dim)
+    slot_tables = -(-optimizer.slots_per_row(dim) // dim)
     if values["gpu_memory"] is not None:
         with raised_as(UsageError, ""):
             of_hkv = plan_hkv(uses, dim, slot_tables, values["gpu_memory"])

@@ -75,7 +75,7 @@ def make_flags() -> FlagSet:
     return FlagSet(
         "slipstream-prepare",
         "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
-        "it is like: keys per field, skew, share of hot examples. DATA: Criteo TSV (Kaggle's, or "
+        "it is like: keys per field, skew, hot examples. DATA: Criteo TSV (Kaggle's, or "
         "Terabyte's days) or Avazu CSV, also .gz; CSV (also .gz) or Parquet with a --schema. The "
         "test part is one in ten runs of 100 lines. Run again after an interruption, it goes on.",
         (
@@ -164,8 +164,8 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
 def summary(statistics: Mapping[str, Any]) -> str:
     """Formats the content of statistics.json as a table and a few sentences."""
 
-    def percent(share: float | None) -> str:
-        return "n/a" if share is None else f"{share:.1%}"
+    def percent(fraction: float | None) -> str:
+        return "n/a" if fraction is None else f"{fraction:.1%}"
 
     rows = []
     for name, field in statistics["fields"].items():
@@ -178,8 +178,8 @@ def summary(statistics: Mapping[str, Any]) -> str:
     for part, text in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if part == "valid" and not inputs[part]:
             continue
-        share = clicks[part] / inputs[part] if inputs[part] else None
-        lines.append(f"{inputs[part]:,} {text} examples, {percent(share)} clicked")
+        fraction = clicks[part] / inputs[part] if inputs[part] else None
+        lines.append(f"{inputs[part]:,} {text} examples, {percent(fraction)} clicked")
     budget = f"{hot['budget_bytes'] / (1 << 20):g} MiB at {hot['dim']} values a row"
     lines.append(
         f"{percent(hot['input_share'])} of the training examples are hot: all of their keys are "
@@ -188,9 +188,9 @@ def summary(statistics: Mapping[str, Any]) -> str:
     )
     if statistics["bad_lines"]:
         bad = statistics["bad_lines"]
-        share = percent(bad / (bad + sum(inputs.values())))
+        fraction = percent(bad / (bad + sum(inputs.values())))
         lines.append(
-            f"{bad:,} malformed lines were left out, {share} of all. The first: "
+            f"{bad:,} malformed lines were left out, {fraction} of all. The first: "
             f"{statistics['first_bad_line']}"
         )
     return "\n".join(lines)

@@ -110,14 +110,14 @@ def run_rank(
         import_tensorflow()
         from slipstream_tf.distributed import elastic, init
 
-        def start(ranks: Communicator, **beside: Any) -> None:
+        def start(ranks: Communicator, **optional: Any) -> None:
             nonlocal comm
             comm = ranks
             with agreed(comm, "flags"):
                 if problem is not None:
                     raise problem
             assert prepared is not None
-            carry_out(prepared, comm, **beside)
+            carry_out(prepared, comm, **optional)
 
         if prepared is not None and is_elastic(prepared):
             elastic.run(lambda job: start(job.comm, job=job))
@@ -137,8 +137,8 @@ def run_rank(
         gather_json(comm, None, "slipstream.told")
         return error.code
     except Exception as error:
-        told, is_expected = _told(error)
-        print(f"{flag_set.program}: rank {own_rank}: {told}", file=sys.stderr, flush=True)
+        message, is_expected = _describe(error)
+        print(f"{flag_set.program}: rank {own_rank}: {message}", file=sys.stderr, flush=True)
         if not is_expected:
             raise
         return error.code if isinstance(error, ProgramError) else flag_sets.RUN_ERROR
@@ -235,7 +235,7 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
     return any(word in ("--help", "-h", "-help", flag_sets.FULL_HELP) for word in arguments)
 
 
-def _told(error: Exception) -> tuple[str, bool]:
+def _describe(error: Exception) -> tuple[str, bool]:
     """Returns an error's message and whether the error is expected."""
     if _GONE in str(error):
         return "The run broke off, because another rank ended. It says why.", True

@@ -23,7 +23,12 @@ from slipstream_tf.cli.callbacks import (
     StepTimer,
     Validation,
 )
-from slipstream_tf.cli.checkpoints import RunCheckpoints, Saving, describe, require_same_run
+from slipstream_tf.cli.checkpoints import (
+    CheckpointSettings,
+    RunCheckpoints,
+    describe,
+    require_same_run,
+)
 from slipstream_tf.cli.data import Parts, best_auc
 from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
 from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
@@ -32,7 +37,7 @@ from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.tracing import TraceCallback
 from slipstream_tf.config import HotSet
 from slipstream_tf.data.spec import Reader
-from slipstream_tf.distributed import Communicator, even_ends
+from slipstream_tf.distributed import Communicator, pad_to_equal_steps
 from slipstream_tf.distributed.batches import no_inputs
 from slipstream_tf.distributed.elastic import BlocksLeft, ElasticJob
 from slipstream_tf.distributed.watch import is_of_collective
@@ -66,7 +71,7 @@ class Trainer:
         parts: Parts,
         clock: PhaseClock,
         comm: Communicator,
-        saving: Saving,
+        saving: CheckpointSettings,
         job: ElasticJob | None = None,
     ) -> None:
         self._settings, self._parts, self._clock, self._comm = settings, parts, clock, comm
@@ -156,7 +161,10 @@ class Trainer:
                 self._validation = Validation(
                     self._count, settings, measure, steps_between, left_out
                 )
-            measure, left_out = functools.partial(self._measured, self._test), self._timer.leave_out
+            measure, left_out = (
+                functools.partial(self._measured, self._test),
+                self._timer.drop_examples,
+            )
             self._curve = CurveCallback(self._count, self._inputs_pulled, measure, every, left_out)
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
@@ -269,7 +277,7 @@ class Trainer:
         """Returns this rank's batches of an evaluated part."""
         own = share_of_rank(reader.dataset(), self._comm)
         # A lookup of sharded rows is a collective, so all ranks need the same number of batches.
-        return even_ends(own, self._comm) if self._settings.placement == "sharded" else own
+        return pad_to_equal_steps(own, self._comm) if self._settings.placement == "sharded" else own
 
     def _measured(self, dataset: tf.data.Dataset, part: str = "test") -> ClickMetrics:
         with self._comm.uncounted():
@@ -281,7 +289,7 @@ class Trainer:
 
     def _leave_out(self, seconds: float) -> None:
         """Counts seconds in callbacks as evaluation time, not as training time."""
-        self._timer.leave_out(seconds)
+        self._timer.drop_examples(seconds)
         self._curve.evaluation_seconds += seconds
 
     def _callbacks(self, bar: TrainingBar) -> list[Any]:
@@ -332,7 +340,7 @@ class Trainer:
                     listed.on_train_batch_end(step, logs)
                 start = time.perf_counter()
                 self._saved.after_step(self._count.steps, self._notes)
-                self._timer.leave_out(time.perf_counter() - start)
+                self._timer.drop_examples(time.perf_counter() - start)
             self._saved.wait()
             if not self._count.steps:
                 raise RunError("The training part has no examples; nothing was trained.")

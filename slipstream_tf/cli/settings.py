@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream_tf._utils import disk
 from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing, raised_as
-from slipstream_tf.cli.train_flags import ENGINE_FLAGS, PRESETS, foresees
+from slipstream_tf.cli.train_flags import ENGINE_FLAGS, PRESETS, predicts_losses
 from slipstream_tf.telemetry.run_record import to_json
 
 # A control repeats a run. These settings must have the same values, because results would not be
@@ -20,13 +20,13 @@ _MUST_MATCH = (
 )  # fmt: skip
 # Settings that a control does not take from the matched run.
 _NOT_REPEATED = (
-    "policies", "dry_run", "control", "watch", "schedule", "random_shares", "stop_after", "engine",
-    "tensorboard", "trace", "data_name",
+    "policies", "dry_run", "control", "watch", "schedule", "random_fractions", "stop_after",
+    "engine", "tensorboard", "trace", "data_name",
 )  # fmt: skip
 _OF_CONTROLS: Mapping[str, Any] = {"policies": (), "dry_run": False, "watch": False}
 # Maximum number of examples that are read at once, except that one batch may be larger.
-_MOST_READ = 8192
-_LISTS = ("bottom", "mlp", "policies", "random_shares")
+_MAX_READ = 8192
+_LISTS = ("bottom", "mlp", "policies", "random_fractions")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,11 @@ class Settings:
             one per epoch with `early_stopping`.
         tensorboard: Folder for TensorBoard logs, or None.
         trace: File for a trace of a few steps, or None.
-        random_shares: Skipped fraction of each window of the matched run after its warm-up. Used by
-            the control "random".
+        random_fractions: Skipped fraction of each window of the matched run after its warm-up. Used
+            by the control "random".
         stop_after: Number of training examples after which the control "stop" ends.
         engine: Values of the flags in `train_flags.ENGINE_FLAGS` that were given. With
-            `skip_examples` it always contains "skip_by" and "skip_alpha".
+            `skip_examples` it always contains "skip_score" and "skip_alpha".
         data_name: Name of the data set, for example "criteo".
     """
 
@@ -117,7 +117,7 @@ class Settings:
     warmup_steps: int | None
     control: str
     schedule: str
-    random_shares: tuple[float, ...]
+    random_fractions: tuple[float, ...]
     stop_after: int | None
     engine: Mapping[str, Any]
     data_name: str
@@ -125,7 +125,7 @@ class Settings:
     @property
     def block_size(self) -> int:
         """Number of examples per read block, a multiple of `read_batch_size`."""
-        return self.read_batch_size * max(1, _MOST_READ // self.read_batch_size)
+        return self.read_batch_size * max(1, _MAX_READ // self.read_batch_size)
 
     @property
     def read_batch_size(self) -> int:
@@ -138,11 +138,11 @@ class Settings:
 
         Note: `window_steps` must be set.
         """
-        if not foresees(self) or self.dry_run:
+        if not predicts_losses(self) or self.dry_run:
             return self.batch_size
         assert self.window_steps is not None
-        most = max(1, _MOST_READ // self.batch_size)
-        return self.batch_size * min(most, max(1, self.window_steps // 8))
+        maximum = max(1, _MAX_READ // self.batch_size)
+        return self.batch_size * min(maximum, max(1, self.window_steps // 8))
 
     @property
     def holds_out(self) -> bool:
@@ -216,7 +216,7 @@ def resolve(
         merged["policies"] = ("skip_examples", *(("defer_gradients",) if defers else ()))
     engine = {n: values[n] for n in ENGINE_FLAGS if n in given or n in from_file}
     if "skip_examples" in (merged["policies"] or ()):
-        engine.setdefault("skip_by", "foreseen_loss")
+        engine.setdefault("skip_score", "predicted_loss")
         engine.setdefault("skip_alpha", merged["skip_alpha"])
     merged["engine"] = engine
     for name in _LISTS:
@@ -307,10 +307,10 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
         # full one.
         batches = max(1, round(int(matched["examples"]["trained"]) / batch_size))
         return {"stop_after": batches * batch_size}
-    shares = [w["skipped_share"] for w in matched["windows"] if not w["is_warming_up"]]
+    fractions = [w["skipped_fraction"] for w in matched["windows"] if not w["is_warming_up"]]
     # Use the warm-up of the matched run, so that both runs start to skip at the same step.
     return {
-        "random_shares": tuple(shares) or (0.0,),
+        "random_fractions": tuple(fractions) or (0.0,),
         "warmup_steps": matched["engine"]["window"]["config"]["warmup"]
         if matched.get("engine")
         else None,

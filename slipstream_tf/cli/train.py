@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream_tf._utils import agent
 from slipstream_tf.cli import data
-from slipstream_tf.cli.checkpoints import Saving, saving_of, window_steps_of
+from slipstream_tf.cli.checkpoints import CheckpointSettings, checkpoint_settings, window_steps_of
 from slipstream_tf.cli.flag_set import FROM_FILE, SETTINGS, UsageError, raised_as
 from slipstream_tf.cli.program import agreed, import_tensorflow, make_output, run_program, run_rank
 from slipstream_tf.cli.settings import Settings, idle_because, read_record, resolve
@@ -49,7 +49,7 @@ class _Prepared:
     values: dict[str, Any]
     given: frozenset[str]
     settings: Settings
-    saving: Saving
+    saving: CheckpointSettings
     clock: PhaseClock
 
 
@@ -69,7 +69,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     """
     clock = PhaseClock()
     settings = resolve(values, given, data.name_of, make_flags())
-    saving = saving_of(values, given)
+    saving = checkpoint_settings(values, given)
     if agent.is_elastic() and not saving.is_elastic:
         raise UsageError(
             "Missing flag --elastic: horovodrun was given hosts that come and go. Allowed: "
@@ -107,7 +107,9 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     return _Prepared(values, given, settings, saving, clock)
 
 
-def _require_fresh_run(settings: Settings, saving: Saving, values: dict[str, Any]) -> None:
+def _require_fresh_run(
+    settings: Settings, saving: CheckpointSettings, values: dict[str, Any]
+) -> None:
     """Raises `UsageError` for flags that a baseline's schedule does not support.
 
     The baselines store the rows of hot keys on all ranks and shard the other rows.
@@ -203,7 +205,7 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
         ("calibration", number(test["calibration"], 3)),
         ("examples seen", f"{inputs['seen']:,}"),
         *(
-            (f"examples {what}", f"{inputs[what]:,} ({_share(inputs[what], inputs['seen'])})")
+            (f"examples {what}", f"{inputs[what]:,} ({_fraction(inputs[what], inputs['seen'])})")
             for what in ("trained", "skipped")
         ),
         ("lines left out", f"{inputs['bad_lines'] + record['test_bad_lines']:,}"),
@@ -216,7 +218,9 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
     if windows and settings.control != "random":
         last = windows[-1]
         rows.append(("last threshold T", f"{last['threshold']:.3g}"))
-        rows.append(("last saturated share", f"{last['saturated_share']:.1%} of the hot keys"))
+        rows.append(
+            ("last saturated fraction", f"{last['saturated_fraction']:.1%} of the hot keys")
+        )
     ranks = record["ranks"]
     if ranks["size"] > 1:
         rows.append(("ranks", f"{ranks['size']}"))
@@ -249,15 +253,15 @@ def commands_to_switch_on(
         alone = dataclasses.replace(settings, policies=policies, dry_run=False)
         chosen = {n: v for n, v in flags.items() if not idle_because(n, alone, make_flags())}
         mode = "_and_".join(policies)
-        chosen = {**chosen, "policies": policies, "output": _beside(flags.get("output"), mode)}
+        chosen = {**chosen, "policies": policies, "output": _sibling(flags.get("output"), mode)}
         found[mode] = _line(chosen, ranks)
         if has_pilot("fm", "linear", "model")(alone):
-            output = _beside(flags.get("output"), "uniform")
+            output = _sibling(flags.get("output"), "uniform")
             found["uniform"] = _line({**chosen, "pilot": "label", "output": output}, ranks)
         if "skip_examples" in policies:
             match = os.path.join(chosen["output"], RECORD)
             for control in ("random", "stop"):
-                output = _beside(flags.get("output"), control)
+                output = _sibling(flags.get("output"), control)
                 repeated = {"control": control, "match": match, "output": output}
                 found[control] = _line(repeated, ranks)
     return found
@@ -295,7 +299,7 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
     return "\n".join(lines)
 
 
-def _beside(output: str | None, name: str) -> str:
+def _sibling(output: str | None, name: str) -> str:
     """Returns the path of a folder `name` next to `output`.
 
     Without an output, it is in `runs`. If `output` itself is called `name`, the suffix "-on" is
@@ -347,7 +351,7 @@ def _require_free(path: str) -> None:
         )
 
 
-def _share(part: int, whole: int) -> str:
+def _fraction(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "n/a"
 
 

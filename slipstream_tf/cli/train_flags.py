@@ -12,7 +12,7 @@ from slipstream_tf.cli.flag_set import (
     Flag,
     FlagSet,
     Integer,
-    Names,
+    NameList,
     Number,
     Size,
     Text,
@@ -43,29 +43,35 @@ def _saves(policy: str) -> Callable[[Settings], bool]:
 
 def _skips_by(score: str) -> Callable[[Settings], bool]:
     return lambda settings: (
-        "skip_examples" in settings.policies and settings.engine["skip_by"] == score
+        "skip_examples" in settings.policies and settings.engine["skip_score"] == score
     )
 
 
-foresees = _skips_by("foreseen_loss")
+predicts_losses = _skips_by("predicted_loss")
 """Returns whether the settings skip examples by predicted loss."""
 
 
 def has_pilot(*pilots: str) -> Callable[[Settings], bool]:
     """Returns a predicate: whether settings skip by such a pilot's loss."""
-    return lambda settings: foresees(settings) and settings.engine.get("pilot", "fm") in pilots
+    return lambda settings: (
+        predicts_losses(settings) and settings.engine.get("pilot", "fm") in pilots
+    )
 
 
 def goes_by_keys(settings: Settings) -> bool:
     """Returns whether a policy or `--watch` needs the saturation of keys."""
     if settings.control == "random":
         return False
-    by_drift = {"mask_gradients"} if foresees(settings) else {"skip_examples", "mask_gradients"}
+    by_drift = (
+        {"mask_gradients"} if predicts_losses(settings) else {"skip_examples", "mask_gradients"}
+    )
     return bool(by_drift & set(settings.policies)) or settings.watch
 
 
 def _is_steered(settings: Settings) -> bool:
-    return bool(set(settings.policies) - ({"skip_examples"} if foresees(settings) else set()))
+    return bool(
+        set(settings.policies) - ({"skip_examples"} if predicts_losses(settings) else set())
+    )
 
 
 WATCHING = Need(
@@ -77,8 +83,8 @@ WARMUP = Need(
 )
 STEERED = Need("--policies", _is_steered)
 EXAMPLES = Need("--policies=skip_examples", _saves("skip_examples"))
-BY_KEYS = Need("--skip_by=row_drift", _skips_by("row_drift"))
-FORESEEN_LOSS = Need("--skip_by=foreseen_loss", foresees)
+BY_KEYS = Need("--skip_score=row_drift", _skips_by("row_drift"))
+PREDICTED_LOSS = Need("--skip_score=predicted_loss", predicts_losses)
 DEFER = Need("--policies=defer_gradients", _saves("defer_gradients"))
 MASK = Need("--policies=mask_gradients", _saves("mask_gradients"))
 KEYS = Need("--policies that go by drift, or --watch", goes_by_keys)
@@ -126,8 +132,8 @@ SCHEDULES = ("plain", "fae", "hotline")
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
 # Flags of the engine that are stored in `Settings.engine`; `cli.build` reads them.
 ENGINE_FLAGS = (
-    *("skip_by", "skip_share", "skip_keep", "skip_alpha"),
-    *("pilot", "defer_movement", "defer_max_age", "mask_share"),
+    *("skip_score", "skip_fraction", "skip_keep_rate", "skip_alpha"),
+    *("pilot", "defer_movement", "defer_max_age", "mask_fraction"),
     *("revisit_every", "hot_set_memory", "max_auc_loss"),
 )
 
@@ -181,7 +187,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("batch_norm", None, "hidden units are normalised over the batch, in front of ReLU",
              needs=(ONE_PROCESS,)),
         Flag("dropout", Number(0, 1, open_maximum=True),
-             "share of hidden units dropped in training", 0.0),
+             "fraction of hidden units dropped in training", 0.0),
         Flag("row_dtype", Choice(ROW_DTYPES), "dtype of the rows in memory; narrower ones are "
              "computed in float32 and rounded by chance", "float32"),
         Flag("slot_dtype", Choice(SLOT_DTYPES), "dtype of the optimizer's values beside a row",
@@ -238,33 +244,33 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              needs=(RANKS,)),
     ),
     "Saving": (
-        Flag("policies", Names(POLICIES), "what is saved: examples that teach nothing are left "
+        Flag("policies", NameList(POLICIES), "what is saved: examples that teach nothing are left "
              "out; gradients are deferred, or masked", None, "none: plain training"),
         Flag("dry_run", None, "save nothing, and tell what --policies (if not given, skip_examples "
              "and what else goes with the rows' settings) would have saved, at what estimated "
              "cost"),
         Flag("watch", None, "without --policies: find T and saturated keys all the same",
              needs=(NO_POLICY,)),
-        Flag("skip_by", Choice(("foreseen_loss", "row_drift")), "what makes an example skippable: "
-             "the loss that a pilot foresees, or its keys' drift (paper; a baseline)", None,
-             "foreseen_loss", (EXAMPLES,)),
-        Flag("skip_share", Number(0, 1, True), "share of the hot examples to skip", None,
-             "0.3; by foreseen_loss 0.5", (EXAMPLES,)),
-        Flag("pilot", Choice(("fm", "linear", "label", "model")), "what foresees: a factorisation "
+        Flag("skip_score", Choice(("predicted_loss", "row_drift")), "score of an example: the loss "
+             "that a pilot predicts, or its keys' drift (paper; a baseline)", None,
+             "predicted_loss", (EXAMPLES,)),
+        Flag("skip_fraction", Number(0, 1, True), "fraction of the hot examples to skip", None,
+             "0.3; by predicted_loss 0.5", (EXAMPLES,)),
+        Flag("pilot", Choice(("fm", "linear", "label", "model")), "pilot model: a factorization "
              "machine or a linear model of the keys, the label alone (uniform negative sampling), "
-             "or the model's own forward pass", None, "fm", (FORESEEN_LOSS,)),
-        Flag("skip_keep", Number(0, 0.999), "share of skippable examples that is trained all the "
-             "same, with weight 1 / skip_keep", None, "0", (EXAMPLES, BY_KEYS)),
+             "or the model's own forward pass", None, "fm", (PREDICTED_LOSS,)),
+        Flag("skip_keep_rate", Number(0, 0.999), "fraction of skippable examples to train on "
+             "nevertheless, with weight 1 / skip_keep_rate", None, "0", (EXAMPLES, BY_KEYS)),
         Flag("skip_alpha", Number(0, 1, True),
-             "share of an example's lookups that must be saturated", 1.0,
+             "fraction of an example's lookups that must be saturated", 1.0,
              needs=(EXAMPLES, BY_KEYS)),
         Flag("defer_movement", Number(0, open_minimum=True), "distance up to which deferred "
              "gradients may leave a row's values behind, in the unit of the rows", None,
              "0.05 * --rows_learning_rate", (DEFER, NO_AUC_BOUND)),
         Flag("defer_max_age", Integer(1), "maximum steps that a gradient is deferred", None, "200",
              (DEFER,)),
-        Flag("mask_share", Number(0, 1), "share of the hot examples whose keys are to be saturated",
-             None, "0.3", (MASK,)),
+        Flag("mask_fraction", Number(0, 1), "fraction of the hot examples to have saturated "
+             "keys only", None, "0.3", (MASK,)),
         Flag("max_auc_loss", Number(0, 1, True), "maximum AUC that saving may cost, by an estimate "
              "that held on shuffled data and failed on a changing stream (.0020 lost of .0005)",
              None, "no bound", (STEERED,)),
@@ -272,7 +278,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
     "Windows and saturated keys": (
         Flag("window_steps", Integer(1), "window length in steps", None,
              "a 20th of the planned steps, 5 to 1000", (WINDOWS,)),
-        Flag("warmup", Number(0, 1), "share of the planned steps before any saving", 0.25,
+        Flag("warmup", Number(0, 1), "fraction of the planned steps before any saving", 0.25,
              needs=(WARMUP,)),
         Flag("warmup_steps", Integer(0), "the same in steps", None, "by --warmup",
              (WARMUP,)),
@@ -295,7 +301,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
 # The flags that `--help` lists, chosen to fit on one screen. `--helpfull` lists all.
 _BASIC = (
     *("data", "settings", "max_examples", "output", "model", "dim", "batch_size", "epochs"),
-    *("seed", "dry_run", "policies", "skip_by", "skip_share", "control", "match"),
+    *("seed", "dry_run", "policies", "skip_score", "skip_fraction", "control", "match"),
 )
 
 

@@ -189,8 +189,8 @@ class CsvSource(LineSource):
             names = tuple(self._values(first_line.decode()))
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:1: no header: {error}") from None
-        told = f", separated by {self._schema.delimiter!r}"
-        require_columns(self._schema.names(), names, f"{path}:1", told)
+        details = f", separated by {self._schema.delimiter!r}"
+        require_columns(self._schema.names(), names, f"{path}:1", details)
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:

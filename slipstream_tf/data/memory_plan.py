@@ -25,7 +25,7 @@ INDEX_BYTES = 24
 FRAME_BYTES = 16
 # Maximum additional memory of a spilling table, as fractions of `Storage.memory`: pages that are
 # read ahead, and blocks that are written. Blocks also have an absolute maximum per table.
-PAGES_SHARE, BLOCKS_SHARE, MOST_BLOCKS_BYTES = 0.125, 0.25, 64 << 20
+PAGES_SHARE, BLOCKS_SHARE, MAX_BLOCKS_BYTES = 0.125, 0.25, 64 << 20
 # Capacity of a HierarchicalKV (HKV) table, a GPU hash table of NVIDIA's Sparse Operation Kit (SOK),
 # in rows per key.
 HKV_ROOM = 1.6
@@ -87,7 +87,7 @@ class TablePlan:
         nbytes = self.rows_in_memory * self.row_bytes + self.field.rows * INDEX_BYTES
         if self.storage.spill is not None:
             of_rows = self.rows_in_memory * self.row_bytes
-            blocks = min(BLOCKS_SHARE * of_rows, MOST_BLOCKS_BYTES)
+            blocks = min(BLOCKS_SHARE * of_rows, MAX_BLOCKS_BYTES)
             nbytes += self.rows_in_memory * FRAME_BYTES + int(PAGES_SHARE * of_rows + blocks)
         return nbytes
 
@@ -191,20 +191,20 @@ def plan_memory(
     Raises:
         ValueError: If the indexes of the keys do not fit into memory.
     """
-    most = parse_bytes("memory", memory, "a plan")
+    maximum = parse_bytes("memory", memory, "a plan")
     rows = sum(use.rows for use in uses)
     storages = {", ".join(kinds): Storage(*kinds) for kinds in _ROW_TYPES}
     needs = {name: rows * (s.row_bytes(dim, slots) + INDEX_BYTES) for name, s in storages.items()}
-    fitting = [storages[name] for name, nbytes in needs.items() if nbytes <= most]
+    fitting = [storages[name] for name, nbytes in needs.items() if nbytes <= maximum]
     storage = next(iter(fitting), Storage(*_ROW_TYPES[-1]))
-    row_bytes, ranks = storage.row_bytes(dim, slots), max(1, -(-min(needs.values()) // most))
+    row_bytes, ranks = storage.row_bytes(dim, slots), max(1, -(-min(needs.values()) // maximum))
     if fitting or spill is None:
         tables = [TablePlan(use, storage, row_bytes, use.rows, 1.0) for use in uses]
         return MemoryPlan(tuple(tables), needs, ranks)
-    left = most - rows * INDEX_BYTES
+    left = maximum - rows * INDEX_BYTES
     # Blocks take a fraction of the rows' bytes, up to the maximum per table.
-    of_row, most_blocks = row_bytes * (1 + PAGES_SHARE) + FRAME_BYTES, MOST_BLOCKS_BYTES * len(uses)
-    frames = int(max(left / (of_row + BLOCKS_SHARE * row_bytes), (left - most_blocks) / of_row))
+    of_row, max_blocks = row_bytes * (1 + PAGES_SHARE) + FRAME_BYTES, MAX_BLOCKS_BYTES * len(uses)
+    frames = int(max(left / (of_row + BLOCKS_SHARE * row_bytes), (left - max_blocks) / of_row))
     if frames < 1:
         allowed = f"more than {rows * INDEX_BYTES:,} bytes, which the index of {rows:,} keys takes"
         raise invalid("memory", memory, "a plan", allowed)
@@ -241,7 +241,7 @@ def plan_hkv(
     Raises:
         ValueError: If the keys do not fit into GPU memory.
     """
-    most = parse_bytes("gpu_memory", gpu_memory, "a plan")
+    maximum = parse_bytes("gpu_memory", gpu_memory, "a plan")
     capacity = {
         use.name: 1 << max(0, math.ceil(HKV_ROOM * use.rows) - 1).bit_length() for use in uses
     }
@@ -250,10 +250,10 @@ def plan_hkv(
         for name, rows in capacity.items()
     }
     keys = sum(hkv.memory(found, dim, slot_tables).gpu for found in settings.values())
-    if keys > most:
+    if keys > maximum:
         allowed = f"at least {keys:,} bytes, which the keys take"
         raise invalid("gpu_memory", gpu_memory, "a plan", allowed)
-    left = (most - keys) // (1 + slot_tables) // _GIB
+    left = (maximum - keys) // (1 + slot_tables) // _GIB
     for use in sorted(uses, key=lambda use: -use.lookups / capacity[use.name]):
         wanted = -(-4 * dim * capacity[use.name] // _GIB)
         settings[use.name]["max_hbm_for_vectors"] = min(wanted, left)

@@ -211,14 +211,14 @@ class _Preparation:
         manifest: Manifest of the folder. It lists the complete shards.
         counts: Key counts of these shards.
         options: Settings of the preparation.
-        told: Called to report progress.
+        progress: Called to report progress.
     """
 
     folder: str
     manifest: dict[str, Any]
     counts: stats.KeyCounts
     options: Options
-    told: Progress
+    progress: Progress
 
     def recount(self) -> None:
         """Counts the keys of the complete shards."""
@@ -227,7 +227,7 @@ class _Preparation:
         done = 0
         for shard in shards:
             done += self.count(shard)
-            self.told("counting keys", done, total, done)
+            self.progress("counting keys", done, total, done)
 
     def count(self, shard: Mapping[str, Any]) -> int:
         """Counts the keys of a shard; returns its number of training examples."""
@@ -267,7 +267,7 @@ class _Preparation:
                             writer.add_bad_line(f"{path}:{line}: {reason}")
                         writer.add(parsed, source.parts(block))
                         rows, end = rows + block.num_rows, block.end
-                        self.told("preparing", block.done, source.size, rows)
+                        self.progress("preparing", block.done, source.size, rows)
                     shards.append(writer.close(end))
                     shard_files.write_manifest(folder, manifest)
                 calls.append(counter.submit(self.count, shards[-1]))
@@ -304,7 +304,7 @@ class _Preparation:
             for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
                 num_hot += inputs
                 done += shard["train"]["inputs"]
-                self.told("finding hot inputs", done, totals["inputs"]["train"], done)
+                self.progress("finding hot inputs", done, totals["inputs"]["train"], done)
         lookups = sum(field.lookups for field in counts.fields.values())
         train = totals["inputs"]["train"]
         statistics = {

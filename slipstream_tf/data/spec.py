@@ -22,11 +22,11 @@ OFFSET = "log_odds_offset"
 """Name of the feature, float32 [batch], that is added to the predicted log-odds in training. It is
 the shift of the log-odds that subsampling causes."""
 
-SHARE = "share_of_step"
+FRACTION_OF_STEP = "fraction_of_step"
 """Name of the feature, float32 [batch], that scales a rank's loss. All its values are the number of
 examples in this rank's batch divided by the mean over the ranks."""
 
-NOTES = (SKIPPABLE, OFFSET, SHARE)
+NOTES = (SKIPPABLE, OFFSET, FRACTION_OF_STEP)
 """Names of features that describe an example to the engine and are not inputs of the model."""
 
 PARTS = ("train", "valid", "test")
@@ -112,19 +112,21 @@ class DataSpec:
     num_examples: int | None = None
 
 
-def require_columns(wanted: Sequence[str], names: Sequence[str], file: str, told: str = "") -> None:
+def require_columns(
+    wanted: Sequence[str], names: Sequence[str], file: str, details: str = ""
+) -> None:
     """Raises ValueError unless each wanted column occurs exactly once in a file.
 
     Args:
         wanted: Names of the required columns.
         names: Names of the file's columns.
         file: Name of the file, for the error message.
-        told: Text for the error message after the column names, for example the delimiter.
+        details: Text for the error message after the column names, for example the delimiter.
     """
     for name in wanted:
         if names.count(name) != 1:
             number = names.count(name) or "no"
-            columns = f"It has the columns {list(names)}{told}."
+            columns = f"It has the columns {list(names)}{details}."
             raise ValueError(f"{file}: {number} column {name!r}. {columns}")
 
 

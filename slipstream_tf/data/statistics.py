@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from slipstream_tf._utils import disk
 from slipstream_tf._utils.hashing import hash_keys
 from slipstream_tf.data.spec import MISSING_KEY
-from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, most_candidates
+from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, max_candidates
 
 STATISTICS = "statistics.json"
 COUNTS = "counts.parquet"
@@ -126,16 +126,16 @@ class FieldCounts:
 class KeyCounts:
     """Counts the keys of all fields within a common memory bound."""
 
-    def __init__(self, fields: Sequence[str], most_keys: int):
+    def __init__(self, fields: Sequence[str], max_keys: int):
         """Creates empty counts.
 
         Args:
             fields: Names of the fields.
-            most_keys: Maximum number of entries over all fields, at least 2. Each entry takes
+            max_keys: Maximum number of entries over all fields, at least 2. Each entry takes
                 `BYTES_PER_KEY` bytes.
         """
         self.fields = {name: FieldCounts() for name in fields}
-        self._most_keys = most_keys
+        self._max_keys = max_keys
 
     def add(self, field: str, keys: np.ndarray) -> None:
         """Counts int64 [n] keys of a field.
@@ -144,7 +144,7 @@ class KeyCounts:
         The result depends only on the calls and their order.
         """
         self.fields[field].add(keys)
-        while sum(counts.num_entries for counts in self.fields.values()) > self._most_keys:
+        while sum(counts.num_entries for counts in self.fields.values()) > self._max_keys:
             largest = max(self.fields.values(), key=lambda counts: counts.num_entries)
             largest.drop_rarest()
 
@@ -215,8 +215,8 @@ def choose_hot(
     Returns:
         (ascending int64 hot keys of each field, number of lookups of hot keys).
     """
-    most = most_candidates(dim, budget_bytes)
-    candidates = [Candidates(keys[:most], counts[:most], dim) for keys, counts in counted]
+    maximum = max_candidates(dim, budget_bytes)
+    candidates = [Candidates(keys[:maximum], counts[:maximum], dim) for keys, counts in counted]
     hot = choose_hot_keys(candidates, budget_bytes)
     lookups = sum(
         int(table.counts[np.isin(table.keys, hot_keys)].sum())

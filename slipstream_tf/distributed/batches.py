@@ -10,14 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf._utils.comm import Communicator, Names
+from slipstream_tf._utils.comm import CollectiveNames, Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.ops.features import num_rows
 
 KEYS = "keys"
 NEXT_KEYS = "next_keys"
 """Name of the feature with the keys of the next batch."""
-_BATCH_SIZE = Names("scale_loss")
+_BATCH_SIZE = CollectiveNames("scale_loss")
 
 
 def element_of(spec: Any, parts: tuple[Any, ...]) -> Any:
@@ -108,16 +108,16 @@ def _known(shape: tf.TensorShape) -> list[int]:
     return [0 if size is None else size for size in shape]
 
 
-def even_ends(
+def pad_to_equal_steps(
     dataset: tf.data.Dataset,
     comm: Communicator,
     note: Callable[[Any, tf.Tensor], Any] | None = None,
 ) -> tf.data.Dataset:
     """Pads the ranks' datasets with empty batches to the same length.
 
-    Apply it last, after `Slipstream.apply`. Only `with_next` and `.prefetch` may follow. All ranks
-    must iterate over the dataset at the same time and to its end, in training and in evaluation,
-    because each batch is a collective.
+    Apply it last, after `Slipstream.apply`. Only `prefetch_keys` and `.prefetch` may follow. All
+    ranks must iterate over the dataset at the same time and to its end, in training and in
+    evaluation, because each batch is a collective.
 
     Note: do not stop an iteration early (`steps_per_epoch`, a callback that stops training). The
     ranks could then be one collective apart, and the next iteration would fail or hang.
@@ -125,7 +125,7 @@ def even_ends(
     Example:
 
     >>> comm = slip.distributed.init()
-    >>> dataset = slip.distributed.even_ends(tf.data.Dataset.range(6).batch(4), comm)
+    >>> dataset = slip.distributed.pad_to_equal_steps(tf.data.Dataset.range(6).batch(4), comm)
     >>> [len(batch) for batch in dataset.as_numpy_iterator()]
     [4, 2]
 
@@ -135,7 +135,7 @@ def even_ends(
         comm: The communicator of the job.
         note: A function that is called like a function of `dataset.map`, with each batch and the
             number of its examples divided by the mean over the ranks (a float32 scalar). It returns
-            the batch to yield. For example, `sampling.notes.note_share` stores the ratio in the
+            the batch to yield. For example, `sampling.notes.note_fraction` stores the ratio in the
             batch, so that `keras.LossFeedback` needs no collective in each step. It is not called
             in a single process.
 
@@ -147,10 +147,10 @@ def even_ends(
         ValueError: If a component is not a dense, ragged or sparse tensor with a batch dimension.
     """
     spec = dataset.element_spec
-    filler = no_inputs(spec, "even_ends")
+    filler = no_inputs(spec, "pad_to_equal_steps")
     if comm.size == 1:
         return dataset
-    name = Names("even_ends").of("more")
+    name = CollectiveNames("pad_to_equal_steps").of("more")
 
     def with_counts(element: Any, is_real: int) -> Any:
         """Returns the batch and int64 [2], `is_real` and the batch size.
@@ -166,8 +166,8 @@ def even_ends(
     def ask(element: Any, own: tf.Tensor) -> Any:
         every = comm.sum(own, "control", name)
         if note is not None:
-            share = own[1] * comm.size / tf.maximum(every[1], 1)
-            element = note(element, tf.cast(share, tf.float32))
+            fraction = own[1] * comm.size / tf.maximum(every[1], 1)
+            element = note(element, tf.cast(fraction, tf.float32))
         return element, every[0]
 
     together = real.concatenate(empty).map(ask).take_while(lambda _, count: count > 0)
@@ -206,34 +206,34 @@ def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tenso
     return scale_loss_by(loss, own * comm.size / tf.maximum(total, 1.0))
 
 
-def scale_loss_by(loss: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+def scale_loss_by(loss: tf.Tensor, fraction: tf.Tensor) -> tf.Tensor:
     """Scales the gradient of a loss like `scale_loss`, with a known factor.
 
     Args:
         loss: The mean loss over the examples of this rank's batch, a float32 scalar.
-        share: The number of examples in this rank's batch divided by the mean over the ranks, a
+        fraction: The number of examples in this rank's batch divided by the mean over the ranks, a
             scalar.
 
     Returns:
-        The loss (0 if `share` is 0), with its gradient multiplied by `share`.
+        The loss (0 if `fraction` is 0), with its gradient multiplied by `fraction`.
     """
-    loss = tf.where(share > 0, loss, tf.zeros_like(loss))
-    scaled = loss * share
+    loss = tf.where(fraction > 0, loss, tf.zeros_like(loss))
+    scaled = loss * fraction
     return scaled + tf.stop_gradient(loss - scaled)
 
 
-def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def prefetch_keys(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Adds the keys of the next batch to each batch as `features["next_keys"]`.
 
     Use it for training data of sharded tables with `prefetch=True`. The last batch gets the keys of
-    an empty batch. Apply it last, after `Slipstream.apply` and `even_ends`. Only `.prefetch` may
-    follow. Like `.prefetch(1)`, it requests each batch one step early, therefore a new threshold
-    takes effect one batch later.
+    an empty batch. Apply it last, after `Slipstream.apply` and `pad_to_equal_steps`. Only
+    `.prefetch` may follow. Like `.prefetch(1)`, it requests each batch one step early, therefore a
+    new threshold takes effect one batch later.
 
     Example:
 
     >>> dataset = tf.data.Dataset.from_tensor_slices({"keys": np.arange(4)}).batch(2)
-    >>> for features in slip.distributed.with_next(dataset):
+    >>> for features in slip.distributed.prefetch_keys(dataset):
     ...     print(features["keys"].numpy(), features["next_keys"].numpy())
     [0 1] [2 3]
     [2 3] []
@@ -253,8 +253,8 @@ def with_next(dataset: tf.data.Dataset) -> tf.data.Dataset:
     features = _features(spec)
     if not isinstance(features, Mapping) or KEYS not in features or NEXT_KEYS in features:
         allowed = f"features, a dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
-        raise invalid("dataset", spec, "with_next", allowed)
-    end = loosen(no_inputs(spec, "with_next"))
+        raise invalid("dataset", spec, "prefetch_keys", allowed)
+    end = loosen(no_inputs(spec, "prefetch_keys"))
     batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))
 
     def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:

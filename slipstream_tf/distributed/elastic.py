@@ -23,7 +23,7 @@ from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf._utils.comm import Communicator, Link
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.checkpoint import writing
-from slipstream_tf.checkpoint.manager import Engine, JobCheckpoints, SavedJob
+from slipstream_tf.checkpoint.manager import CheckpointManager, Engine, SavedJob
 from slipstream_tf.checkpoint.manifest import read_manifest
 from slipstream_tf.distributed import horovod, watch
 
@@ -44,7 +44,7 @@ class ElasticJob:
         self.comm = comm
         self._has_committed = False
 
-    def committed(self, saved: JobCheckpoints) -> None:
+    def committed(self, saved: CheckpointManager) -> None:
         """Ends the process if hosts joined or left.
 
         Call it after each commit.
@@ -252,7 +252,7 @@ class ElasticState:
         self._directory, self._every = Path(directory), every
         self._left, self._read = BlocksLeft(), None
         self._newest: Path | None = None
-        self._saved: JobCheckpoints | None = None
+        self._saved: CheckpointManager | None = None
         self._engine: Any = None
         self._begun = self._steps = 0
 
@@ -303,11 +303,11 @@ class ElasticState:
 
         Raises:
             RuntimeError: If a commit is damaged.
-            ValueError: See `JobCheckpoints.restore`.
+            ValueError: See `CheckpointManager.restore`.
         """
         self._engine = engine
-        self._saved = JobCheckpoints(
-            self._directory, checkpoint, self.comm, store, _KEPT, engine, evicts=True
+        self._saved = CheckpointManager(
+            self._directory, checkpoint, self.comm, store, _KEPT, engine, evict_to_fit=True
         )
         last = self._saved.restore()
         require_restored(last, self._newest)
@@ -363,7 +363,7 @@ def run_elastic(
     Started in any other way, the set of ranks is fixed. Training continues from the newest commit
     in both cases. Steps after that commit are repeated.
 
-    A commit contains everything that `JobCheckpoints` saves. Any number of ranks can restore it.
+    A commit contains everything that `CheckpointManager` saves. Any number of ranks can restore it.
     Only rows that changed since the previous commit are written.
 
     A complete training function:
@@ -372,7 +372,7 @@ def run_elastic(
             embeddings = slip.keras.EmbeddingCollection(..., comm=state.comm, placement="sharded")
             model = ...
             model.compile(slip.distributed.DistributedOptimizer(optimizer, state.comm), ...)
-            data = slip.distributed.even_ends(state.remaining(batches), state.comm)
+            data = slip.distributed.pad_to_equal_steps(state.remaining(batches), state.comm)
             model.optimizer.build(model.trainable_variables)
             saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
             state.restore(saved, embeddings.store)

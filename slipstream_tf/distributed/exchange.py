@@ -15,7 +15,14 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from slipstream_tf._utils.agreement import require_same
-from slipstream_tf._utils.comm import Communicator, Link, Mixed, Names, copies_of, encoded_bytes
+from slipstream_tf._utils.comm import (
+    CollectiveNames,
+    Communicator,
+    Link,
+    Mixed,
+    copies_of,
+    encoded_bytes,
+)
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer
 from slipstream_tf.config import WIRE_DTYPES
 from slipstream_tf.ops import exchange as exchange_ops
@@ -91,7 +98,7 @@ def exchange_rows(
     comm: Communicator,
     own: SendBuffer,
     row_floats: Sequence[int],
-    names: Names,
+    names: CollectiveNames,
     what: str,
     kind: Any = "rows",
     wire_dtype: WireDtype = 0,

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slipstream_tf import optimizers
 from slipstream_tf._utils.agreement import require_same
-from slipstream_tf._utils.comm import KINDS, Communicator, Names
+from slipstream_tf._utils.comm import KINDS, CollectiveNames, Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
 from slipstream_tf.distributed.exchange import (
@@ -79,7 +79,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         super().__init__(tables, optimizer)
         self.comm, self.wire = comm, wire
         self._dims = [table.dim for table in self.tables]
-        self._names = Names(placement)
+        self._names = CollectiveNames(placement)
         everything = {
             "placement": placement,
             "tables": [table.get_config() for table in tables],
@@ -134,10 +134,11 @@ class ExchangedStore(CollectingStore, NativeStore):
             return super().collect_gradients(plan, gradients)
         return self._collect(plan, gradients, passes_non_finite=True)
 
-    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
+    def exchange_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
         """Exchanges collected gradient rows; a collective.
 
-        See `NativeStore.share_collected`. In sharded tables, a rank receives the rows that it owns.
+        See `NativeStore.exchange_collected`. In sharded tables, a rank receives the rows that it
+        owns.
         """
         if self.comm.size == 1:
             return rows
@@ -147,7 +148,7 @@ class ExchangedStore(CollectingStore, NativeStore):
     def apply_collected(
         self, rows: exchange_ops.SendBuffer, scale: Any = ()
     ) -> tf.Operation | None:
-        """Applies rows from `share_collected`; every rank must call it.
+        """Applies rows from `exchange_collected`; every rank must call it.
 
         See `NativeStore.apply_collected`. `scale` must be the same on all ranks.
         """
@@ -230,8 +231,10 @@ class ExchangedStore(CollectingStore, NativeStore):
         return super().remove_rows(table, keys)
 
     def _require_same_rows(self, table: str, *arrays: np.ndarray) -> None:
-        told = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
-        require_same(self.comm, told, self._names.of("changed"), "keys and rows that are changed")
+        details = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
+        require_same(
+            self.comm, details, self._names.of("changed"), "keys and rows that are changed"
+        )
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         """Returns the rows of a table that are stored on this rank.
@@ -267,7 +270,7 @@ class ReplicatedStore(ExchangedStore):
 
     Rows and slots are bitwise the same on all ranks. Every rank must take part in every update,
     every `flush` and every change of policy. A rank without examples does so with an empty batch
-    (see `even_ends`).
+    (see `pad_to_equal_steps`).
 
     Evaluation lookups, `gather`, `hot_keys` and `export_table` are not collectives, so a single
     rank can evaluate. `hot_keys` counts the accesses of this rank only.

@@ -10,7 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf._utils.comm import KINDS, WIRE_DTYPES, Communicator, Names, SingleProcess
+from slipstream_tf._utils.comm import (
+    KINDS,
+    WIRE_DTYPES,
+    CollectiveNames,
+    Communicator,
+    SingleProcess,
+)
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.distributed.exchange import Wire, exchange_rows, require_one_dtype, resolve
 from slipstream_tf.ops.exchange import SendBuffer
@@ -20,7 +26,7 @@ from slipstream_tf.tables.variable import VariableStore
 # Assumed number of values per row for "auto", because the fastest dtype depends little on it.
 _USUAL_FLOATS = 32
 # Shared by all tapes, because each trace of a training step creates a tape.
-_OF_TAPES = Names("gradients")
+_OF_TAPES = CollectiveNames("gradients")
 
 
 class GradientExchange:
@@ -31,7 +37,7 @@ class GradientExchange:
         comm: Communicator,
         store: VariableStore | None,
         wire_dtype: str,
-        names: Names,
+        names: CollectiveNames,
     ):
         """Creates the exchange.
 
@@ -68,7 +74,7 @@ class GradientExchange:
         """
         tables = [None if self._store is None else self._store.table_of(s) for s in sources]
         passed = [
-            self._withhold(self._share(gradient), table)
+            self._filter(self._exchanged(gradient), table)
             for gradient, table in zip(gradients, tables, strict=True)
         ]
         if self._comm.size == 1:
@@ -94,7 +100,7 @@ class GradientExchange:
                 averaged[index] = value
         return averaged
 
-    def _share(self, gradient: Any) -> Any:
+    def _exchanged(self, gradient: Any) -> Any:
         """Divides a sparse gradient by the number of ranks; returns others unchanged.
 
         Dense gradients are divided after the sum. Sparse gradients are divided before deferring, so
@@ -114,7 +120,7 @@ class GradientExchange:
         )
         return tf.where(self._store.is_deferring(table), deferred, gradients)
 
-    def _withhold(self, gradient: Any, table: str | None) -> Any:
+    def _filter(self, gradient: Any, table: str | None) -> Any:
         if self._store is None or table is None or gradient is None:
             return gradient
         if not isinstance(gradient, tf.IndexedSlices):

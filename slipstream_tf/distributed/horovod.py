@@ -40,19 +40,19 @@ def by_place(processors: Iterable[int], topology: str = _TOPOLOGY) -> list[int]:
     """
 
     def place(processor: int) -> tuple[int, int, int]:
-        told = []
+        details = []
         for name in ("physical_package_id", "core_id"):
             try:
                 with open(os.path.join(topology.format(processor), name), encoding="ascii") as file:
-                    told.append(int(file.read()))
+                    details.append(int(file.read()))
             except (OSError, ValueError):
                 return (0, processor, processor)
-        return (told[0], told[1], processor)
+        return (details[0], details[1], processor)
 
     return sorted(processors, key=place)
 
 
-def share_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
+def part_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
     """Returns the processors that a rank is bound to.
 
     Args:
@@ -66,7 +66,7 @@ def share_of(ordered: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
     return ordered[rank * len(ordered) // ranks : (rank + 1) * len(ordered) // ranks]
 
 
-def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
+def keep_to_part(rank: int, ranks: int) -> Sequence[int] | None:
     """Binds all threads of this process to the processors of its rank.
 
     New threads inherit the binding. It is changed only on Linux and with multiple ranks on the
@@ -83,7 +83,7 @@ def keep_to_share(rank: int, ranks: int) -> Sequence[int] | None:
     if ranks == 1 or not os.path.isdir(_TASKS) or "HOROVOD_THREAD_AFFINITY" in os.environ:
         return None
     processors = os.sched_getaffinity(0)
-    own = share_of(by_place(processors), rank, ranks)
+    own = part_of(by_place(processors), rank, ranks)
     if len(processors) < (os.cpu_count() or 1) or len(own) == len(processors):
         return None
     for thread in threads():
@@ -269,7 +269,7 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
       to run.
     - HOROVOD_CYCLE_TIME: 0.1 ms on a single host, 0.5 ms on multiple hosts.
     - OMPI_MCA_mpi_yield_when_idle: 1, so that waiting Open MPI ranks yield their processor.
-    - The processors of a host are divided among its ranks (see `keep_to_share`).
+    - The processors of a host are divided among its ranks (see `keep_to_part`).
 
     A job ends when it loses a rank. The next collective of every other rank then raises an error.
     If the program does not catch it, the reported error is a `watch.PeerLostError` with the lost
@@ -331,7 +331,7 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     with giving_way():
         horovod.init()
-    keep_to_share(horovod.local_rank(), horovod.local_size())
+    keep_to_part(horovod.local_rank(), horovod.local_size())
     is_watched = not agent.is_started_by_agent()
     if timeout_seconds is not None and horovod.size() > 1 and is_watched:
         # Use a separate communicator, so that these bytes do not count as traffic.

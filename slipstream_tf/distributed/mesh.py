@@ -23,7 +23,7 @@ _SIOCGIFADDR = 0x8915
 _LONGEST_GREETING = 4096
 # Maximum number of callers without a valid greeting, in addition to the expected ranks. If there
 # are more, the oldest is rejected.
-_MOST_STRANGERS = 64
+_MAX_UNKNOWN_CALLERS = 64
 # The address of a peer's host, and a socket in both directions.
 Connection: TypeAlias = tuple[str, socket.socket]
 
@@ -71,7 +71,9 @@ def connect(
     deadline = time.monotonic() + timeout_seconds
     with contextlib.ExitStack() as opened:
         servers = [
-            opened.enter_context(socket.create_server((address, 0), backlog=size + _MOST_STRANGERS))
+            opened.enter_context(
+                socket.create_server((address, 0), backlog=size + _MAX_UNKNOWN_CALLERS)
+            )
             for address in own_addresses()
         ]
         places = [server.getsockname() for server in servers]
@@ -283,7 +285,7 @@ class _Door:
             caller = _Caller(connection, time.monotonic() + _ATTEMPT)
             self._callers.append(caller)
             self._selector.register(connection, selectors.EVENT_READ, caller)
-        if len(self._callers) > _MOST_STRANGERS + len(self._missing):
+        if len(self._callers) > _MAX_UNKNOWN_CALLERS + len(self._missing):
             self._turn_away(self._callers[0])
 
     def _listen_to(self, caller: _Caller) -> None:
@@ -307,8 +309,8 @@ class _Door:
 
     def _rank_in(self, greeting: bytes) -> int | None:
         """Returns the missing rank that sent the greeting, or None."""
-        told = message_of(greeting)
-        rank = told.get("rank") if told.get("job") == self._job else None
+        details = message_of(greeting)
+        rank = details.get("rank") if details.get("job") == self._job else None
         return rank if isinstance(rank, int) and rank in self._missing else None
 
     def _turn_away(self, caller: _Caller) -> None:

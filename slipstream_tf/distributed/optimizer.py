@@ -5,11 +5,11 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf._utils.comm import Communicator, Names, SingleProcess
+from slipstream_tf._utils.comm import CollectiveNames, Communicator, SingleProcess
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.distributed.gradients import GradientExchange, store_of
 
-_OF_FLUSHES = Names("flush_deferred")
+_OF_FLUSHES = CollectiveNames("flush_deferred")
 
 
 def DistributedOptimizer(
@@ -73,7 +73,7 @@ def DistributedOptimizer(
             raise invalid("gradient_accumulation_steps", accumulates, place, allowed)
         config["gradient_accumulation_steps"] = backward_passes_per_step
     found = None if store is None else store_of(store, place)
-    exchange = GradientExchange(comm, found, wire_dtype, Names("optimizer"))
+    exchange = GradientExchange(comm, found, wire_dtype, CollectiveNames("optimizer"))
 
     class Distributed(base):  # type: ignore[misc, valid-type]
         """The optimizer with gradients averaged over the ranks."""
@@ -112,7 +112,7 @@ def DistributedOptimizer(
             """Averages accumulated gradients, then clips; Keras calls it in update steps."""
             if self._late is not None:
                 count = len(self._late)
-                # A `StepOptimizer` appends values for clipping rows to the gradients of the
+                # A `CombinedOptimizer` appends values for clipping rows to the gradients of the
                 # weights. They have been exchanged already.
                 grads = [*exchange.average(list(grads[:count]), self._late), *grads[count:]]
             return super()._clip_gradients(grads)

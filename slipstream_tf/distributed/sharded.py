@@ -26,13 +26,13 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.native import NativeStore
 from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, rows_within
 
-_NOT_ANNOUNCED = (
-    "This is not the batch that was announced (next_inputs, or `announce`). Look up the announced "
-    "one, or call forget_announced() of the store on all ranks, as where an epoch ends. Numbers of "
-    "its layout and keys: announced, given:"
+_NOT_PREFETCHED = (
+    "This is not the batch whose keys were prefetched (next_inputs or `prefetch_keys`). Look up "
+    "that batch, or call discard_prefetched() of the store on all ranks, for example at the end of "
+    "an epoch. Sizes of layout and keys, prefetched and given:"
 )
-_ANNOUNCED_TWICE = (
-    "A batch is announced already, and was not looked up. A store has room for one: announce the "
+_PREFETCHED_TWICE = (
+    "A batch is prefetched already, and was not looked up. A store has room for one: prefetch the "
     "next batch once a step, after the lookup of this one."
 )
 
@@ -49,10 +49,10 @@ class KeyRequest(NamedTuple):
     keys: tf.Tensor
 
 
-class AnnouncedKeys:
-    """Stores the key request of the next batch after its announcement.
+class PrefetchedKeys:
+    """Stores the key request of the next batch when it is prefetched.
 
-    All ranks announce in the same steps, so the presence of a request never depends on the keys of
+    All ranks prefetch in the same steps, so the presence of a request never depends on the keys of
     a rank.
     """
 
@@ -64,7 +64,7 @@ class AnnouncedKeys:
             tables: The number of tables of the store.
         """
         with tf.device("CPU:0"):
-            self._is_announced = tf.Variable(False, trainable=False)
+            self._is_prefetched = tf.Variable(False, trainable=False)
             self._batch, keys = (
                 tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
                 for _ in range(2)
@@ -72,7 +72,7 @@ class AnnouncedKeys:
             sizes = tf.Variable(tf.zeros([ranks, tables], tf.int64), trainable=False)
             self._request = KeyRequest(sizes, keys)
 
-    def announce(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
+    def put(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> None:
         """Stores the request of the next batch.
 
         Args:
@@ -80,11 +80,11 @@ class AnnouncedKeys:
             request: A collective that requests the keys of the batch from the other ranks.
 
         Raises:
-            tf.errors.InvalidArgumentError: If another batch is announced already.
+            tf.errors.InvalidArgumentError: If another batch is prefetched already.
         """
         with tf.device("CPU:0"):
-            is_taken = self._is_announced.read_value()
-            free = tf.debugging.Assert(~is_taken, [_ANNOUNCED_TWICE])
+            is_taken = self._is_prefetched.read_value()
+            free = tf.debugging.Assert(~is_taken, [_PREFETCHED_TWICE])
             # If a graph assigns a value of known size to a variable, TensorFlow assumes that size
             # in the whole graph, even for reads before the assignment, when the variable contains
             # another batch. Therefore the size must be unknown until the graph runs.
@@ -95,7 +95,7 @@ class AnnouncedKeys:
                 for variable, value in zip(self._request, request(), strict=True):
                     variable.assign(value)
                 self._batch.assign(batch[:size])
-                self._is_announced.assign(True)
+                self._is_prefetched.assign(True)
 
     def take(self, batch: tf.Tensor, request: Callable[[], KeyRequest]) -> KeyRequest:
         """Returns and removes the request of a batch.
@@ -103,27 +103,27 @@ class AnnouncedKeys:
         Args:
             batch: The identity of the batch, from `identity_of`.
             request: A collective that requests the keys of the batch. It is called if no batch was
-                announced.
+                prefetched.
 
         Raises:
-            tf.errors.InvalidArgumentError: If another batch was announced.
+            tf.errors.InvalidArgumentError: If another batch was prefetched.
         """
         with tf.device("CPU:0"):
-            announced = self._batch.read_value()
-            is_announced = self._is_announced.read_value()
-            is_right = ~is_announced | _are_equal(announced, batch)
-            told = [_NOT_ANNOUNCED, tf.size(announced), tf.size(batch)]
-            checked = tf.debugging.Assert(is_right, told)
+            prefetched = self._batch.read_value()
+            is_prefetched = self._is_prefetched.read_value()
+            is_right = ~is_prefetched | _are_equal(prefetched, batch)
+            details = [_NOT_PREFETCHED, tf.size(prefetched), tf.size(batch)]
+            checked = tf.debugging.Assert(is_right, details)
             with tf.control_dependencies([] if checked is None else [checked]):
                 there = KeyRequest(*(variable.read_value() for variable in self._request))
-                given = KeyRequest(*_either(is_announced, there, request))
+                given = KeyRequest(*_either(is_prefetched, there, request))
                 self.forget()
         return given
 
     def forget(self) -> None:
         """Removes the request, so that any batch can be next."""
         with tf.device("CPU:0"):
-            self._is_announced.assign(False)
+            self._is_prefetched.assign(False)
 
 
 def identity_of(packed: PackedFeatures, feature_table: Sequence[int]) -> tf.Tensor:
@@ -182,8 +182,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     """Embedding tables with rows distributed over the ranks by key hash.
 
     Every lookup (also in evaluation), update, `flush` and change of policy is a collective. Ranks
-    without examples take part with an empty batch (see `even_ends`). A lookup reads the current
-    rows of their owners, rounded to the wire dtype.
+    without examples take part with an empty batch (see `pad_to_equal_steps`). A lookup reads the
+    current rows of their owners, rounded to the wire dtype.
 
     Each rank caches replicas of rows, and marks the replicas of saturated keys. At most half of the
     replicas can be marked. Gradients of further keys, and of keys with an evicted replica, are
@@ -197,8 +197,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
     every row of all tables.
 
     With `prefetch=True`, the keys of a batch can be sent to their owners one step ahead
-    (`announce`), in parallel with the rest of the previous step. The rows are still read during the
-    lookup.
+    (`prefetch_keys`), in parallel with the rest of the previous step. The rows are still read
+    during the lookup.
 
     `size`, `gather` and `export_table` cover the rows that this rank owns. `hot_keys` and
     `update_counts` cover this rank's batches. The capacity of a table applies to each rank's part.
@@ -235,7 +235,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
                 batch must fit. Defaults to 256 MiB.
             wire_warmup_steps: The number of table updates before rows and gradients are rounded.
                 Rounding disturbs the first updates most.
-            prefetch: Whether batches can be announced.
+            prefetch: Whether batches can be prefetched.
 
         Raises:
             ValueError: As `NativeStore`, if `cache_bytes` is less than two replicas per table or
@@ -252,7 +252,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             # Whether rows are sent with a number that summarizes their slots, see the class. It is
             # the same on all ranks.
             self._with_summary = tf.Variable(False, trainable=False)
-        self._announced = AnnouncedKeys(comm.size, len(self.tables))
+        self._prefetched = PrefetchedKeys(comm.size, len(self.tables))
         self.prefetches = bool(prefetch)
 
     @property
@@ -269,7 +269,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         layout, routed = self._route(packed, stacked)
         request = functools.partial(self._request, routed, what)
         if self.prefetches and training:
-            requested = self._announced.take(self._identity_of(packed), request)
+            requested = self._prefetched.take(self._identity_of(packed), request)
         else:
             requested = request()
         # Send the rows that other ranks requested, and receive the rows that this rank requested.
@@ -285,7 +285,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         )
         return pooled, plan if training else None
 
-    def announce(self, packed: PackedFeatures) -> None:
+    def prefetch_keys(self, packed: PackedFeatures) -> None:
         """Sends the next training batch's keys to their owners; a collective.
 
         Owners start to read requested rows from disk if a table spills (`Storage`). Call it after
@@ -297,22 +297,22 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
 
         Raises:
             ValueError: If the store was created without `prefetch=True`.
-            tf.errors.InvalidArgumentError: If a batch is announced already.
+            tf.errors.InvalidArgumentError: If a batch is prefetched already.
         """
         if not self.prefetches:
-            raise invalid("prefetch", False, "announce of a ShardedStore", "prefetch=True")
+            raise invalid("prefetch", False, "prefetch_keys of a ShardedStore", "prefetch=True")
         if self.comm.size == 1:
             return
         _, routed = self._route(packed)
         request = functools.partial(self._request_ahead, routed)
-        self._announced.announce(self._identity_of(packed), request)
+        self._prefetched.put(self._identity_of(packed), request)
 
-    def forget_announced(self) -> None:
-        """Cancels an announcement, for example at the end of an epoch.
+    def discard_prefetched(self) -> None:
+        """Discards prefetched keys, for example at the end of an epoch.
 
         Call it on all ranks.
         """
-        self._announced.forget()
+        self._prefetched.forget()
 
     def _identity_of(self, packed: PackedFeatures) -> tf.Tensor:
         return identity_of(packed, [self.index_of(spec.table) for spec in packed.specs])
@@ -344,16 +344,16 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         for index, (table, handle) in enumerate(zip(self.tables, self._handles, strict=True)):
             if table.storage.spill is not None:
                 keys = tf.boolean_mask(request.keys, table_of_key == index)
-                table_ops.announce(handle, keys)
+                table_ops.prefetch_keys(handle, keys)
         return request
 
-    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
+    def exchange_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
         """Sends collected rows to their owners; a collective.
 
-        See `NativeStore.share_collected`. If any value on any rank is not finite, all values on all
-        ranks are NaN.
+        See `NativeStore.exchange_collected`. If any value on any rank is not finite, all values on
+        all ranks are NaN.
         """
-        shared = super().share_collected(rows)
+        shared = super().exchange_collected(rows)
         if self.comm.size == 1:
             return shared
         # All ranks must skip the update, including owners without non-finite rows.
@@ -417,7 +417,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         """
         if self.comm.size == 1:
             return super().set_row_flags(table, keys, flags)
-        self._replicas.withhold(table, np.asarray(keys, np.int64), np.asarray(flags, np.uint8))
+        self._replicas.set_saturated(table, np.asarray(keys, np.int64), np.asarray(flags, np.uint8))
 
 
 def owner_of(keys: np.ndarray, ranks: int) -> np.ndarray:

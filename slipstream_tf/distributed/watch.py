@@ -133,7 +133,7 @@ class Watch:
         if self._is_over or not is_of_collective(error):
             return None
         waited = self._timeout / 2 + 5.0
-        self._tell_urgently({"event": "ask"})
+        self._notify_at_once({"event": "ask"})
         with self._changed:
             self._changed.wait_for(self._is_settled, waited)
             if not self._lost:
@@ -162,20 +162,20 @@ class Watch:
     def _end(self, message: dict[str, Any]) -> None:
         if not self._is_over:
             self._is_over = True
-            self._tell(message)
+            self._notify(message)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _notify(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for peer in self._peers.values():
             _send(peer, line)
 
-    def _tell_urgently(self, message: dict[str, Any]) -> None:
+    def _notify_at_once(self, message: dict[str, Any]) -> None:
         # Collectives have already waited for the timeout, or a peer is lost and others can be lost,
         # too.
         for peer in self._peers.values():
             with contextlib.suppress(OSError):  # Closed; reading reports it.
                 mesh.expect_answer(peer.connection, self._timeout)
-        self._tell(message)
+        self._notify(message)
 
     def _is_heard(self, peer: _Peer) -> bool:
         return peer.has_answered or peer.has_left
@@ -273,7 +273,7 @@ class Watch:
         # Notify peers immediately, before they learn that this rank ends.
         if rank not in self._lost:
             self._lost[rank] = reason
-            self._tell_urgently({"event": "lost", "rank": rank, "reason": reason})
+            self._notify_at_once({"event": "lost", "rank": rank, "reason": reason})
 
 
 def _send(peer: _Peer, line: bytes) -> None:

@@ -32,7 +32,7 @@ def snapshot_bytes(dim: int) -> int:
     return dim * _BYTES_PER_VALUE
 
 
-def most_candidates(dim: int, budget_bytes: int) -> int:
+def max_candidates(dim: int, budget_bytes: int) -> int:
     """Returns how many row snapshots of one table fit into `budget_bytes`."""
     return budget_bytes // snapshot_bytes(dim)
 
@@ -76,25 +76,25 @@ def _where(is_wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _most_accessed(
-    keys: Sequence[np.ndarray], counts: Sequence[np.ndarray], most: int
+    keys: Sequence[np.ndarray], counts: Sequence[np.ndarray], maximum: int
 ) -> list[np.ndarray]:
     """Implements `choose_hot_keys` for tables of equal dim without sorting all keys.
 
     Args:
         keys: For each table, int64 [n].
         counts: For each table, float32 [n].
-        most: Number of keys to choose, below the total number of keys.
+        maximum: Number of keys to choose, below the total number of keys.
     """
-    if most < 1:
+    if maximum < 1:
         return [own_keys[:0] for own_keys in keys]
     all_counts = np.concatenate(counts)
-    rank = all_counts.size - most
-    least = np.partition(all_counts, rank)[rank]
-    left = most - int((all_counts > least).sum())
+    rank = all_counts.size - maximum
+    minimum = np.partition(all_counts, rank)[rank]
+    left = maximum - int((all_counts > minimum).sum())
     chosen = []
-    last = sort_keys([k[c == least] for k, c in zip(keys, counts, strict=True)])
+    last = sort_keys([k[c == minimum] for k, c in zip(keys, counts, strict=True)])
     for own_keys, own_counts, own_last in zip(keys, counts, last, strict=True):
-        chosen.append(np.concatenate([own_keys[own_counts > least], own_last[:left]]))
+        chosen.append(np.concatenate([own_keys[own_counts > minimum], own_last[:left]]))
         left -= min(left, own_last.size)
     return sort_keys(chosen)
 

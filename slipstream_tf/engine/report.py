@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,12 +20,12 @@ _KEY_BYTES, _VALUE_BYTES = 8, 4
 DRIFT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 # All windows use the same histogram buckets, so that they can be compared.
 _BUCKETS_PER_DECADE = 4
-_LEAST_DECADE, _MOST_DECADE = -9, 9
+_MIN_DECADE, _MAX_DECADE = -9, 9
 # Number of reports that are compressed together.
 BLOCK = 128
 # Maximum size of a decompressed block: 8 MiB per report, enough for 17,000 tables. The limit
 # protects against corrupt files.
-_MOST_BYTES = BLOCK << 23
+_MAX_BYTES = BLOCK << 23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,8 @@ class WindowReport:
         hot_set_overlap: Fraction of the next hot set that was in the present hot set, in [0, 1].
         seconds: Duration of the computation at the end of the window.
         policies: State of each policy for the next window, by class name.
-        target_share: Fraction of the hot examples for which T was found, bounded by `max_auc_loss`.
+        target_fraction: Fraction of the hot examples for which T was found, bounded by
+            `max_auc_loss`.
         log_loss: Mean loss of the trained examples, each measured before training on it. None if no
             losses were recorded.
         auc: AUC of the same examples. None without losses or with only one label.
@@ -127,7 +128,7 @@ class WindowReport:
     examples_skippable: int = 0
     examples_kept: int = 0
     policies: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    target_share: float = 0.0
+    target_fraction: float = 0.0
     log_loss: float | None = None
     auc: float | None = None
     auc_loss_plan: str = ""
@@ -138,9 +139,9 @@ class WindowReport:
     drift_histogram: tuple[tuple[float, float, int], ...] = ()
 
     @property
-    def saturated_share(self) -> float:
+    def saturated_fraction(self) -> float:
         """`saturated_keys` / `hot_keys`: fraction of hot keys that stay or become saturated."""
-        return share_of(self.saturated_keys, self.hot_keys)
+        return fraction_of(self.saturated_keys, self.hot_keys)
 
     @property
     def rows_offered(self) -> int:
@@ -158,22 +159,22 @@ class WindowReport:
         return sum(table.rows.masked for table in self.tables)
 
     @property
-    def skipped_share(self) -> float:
+    def skipped_fraction(self) -> float:
         """Skipped examples as a fraction of the examples seen, 0 to 1."""
-        return share_of(self.examples_skipped, self.examples_seen)
+        return fraction_of(self.examples_skipped, self.examples_seen)
 
     @property
-    def hot_example_share(self) -> float:
+    def hot_example_fraction(self) -> float:
         """Hot examples as a fraction of the examples seen, 0 to 1."""
-        return share_of(self.hot_examples, self.examples_seen)
+        return fraction_of(self.hot_examples, self.examples_seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields and fractions as JSON-serializable values."""
         values = self.state()
         values["tables"] = [table.to_dict() for table in self.tables]
         values["drift_quantiles"] = {f"{q:g}": v for q, v in self.drift_quantiles.items()}
-        for share in ("saturated_share", "skipped_share", "hot_example_share"):
-            values[share] = getattr(self, share)
+        for fraction in ("saturated_fraction", "skipped_fraction", "hot_example_fraction"):
+            values[fraction] = getattr(self, fraction)
         return values
 
     def state(self) -> dict[str, Any]:
@@ -221,7 +222,7 @@ def drift_histogram(finite: np.ndarray) -> tuple[tuple[float, float, int], ...]:
         (lower bound, upper bound, count) of each nonempty bucket. The lowest bucket is [0, 1e-9).
         Drifts above 1e9 are counted in the highest bucket.
     """
-    steps = np.arange(_LEAST_DECADE * _BUCKETS_PER_DECADE, _MOST_DECADE * _BUCKETS_PER_DECADE + 1)
+    steps = np.arange(_MIN_DECADE * _BUCKETS_PER_DECADE, _MAX_DECADE * _BUCKETS_PER_DECADE + 1)
     bounds = np.concatenate([[0.0], 10.0 ** (steps / _BUCKETS_PER_DECADE)])
     counts = np.diff(np.append(np.searchsorted(finite, bounds[:-1]), finite.size))
     return tuple(
@@ -237,9 +238,68 @@ def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def share_of(part: float, whole: float) -> float:
+def fraction_of(part: float, whole: float) -> float:
     """Returns part / whole, or 0 if `whole` is 0."""
     return part / whole if whole else 0.0
+
+
+def _sum_of(name: str, text: str) -> Any:
+    """Returns a property with the sum of a `WindowReport` field over the windows."""
+    return property(lambda self: sum(getattr(r, name) for r in self.reports), doc=text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Sums over windows: examples, gradient rows, bytes and seconds.
+
+    Attributes:
+        reports: The reports of the windows, in order.
+    """
+
+    reports: Sequence[WindowReport]
+
+    examples_seen = _sum_of("examples_seen", "Number of classified examples, kept and skipped.")
+    examples_skipped = _sum_of("examples_skipped", "Number of examples that were dropped.")
+    examples_skippable = _sum_of(
+        "examples_skippable", "Number of examples that the policy allows to drop."
+    )
+    examples_kept = _sum_of(
+        "examples_kept", "Number of skippable examples that were kept by subsampling."
+    )
+    seconds = _sum_of("seconds", "Time spent at window ends (drift, threshold, hot set).")
+
+    @property
+    def skipped_fraction(self) -> float:
+        """The skipped fraction of the examples seen, 0 to 1."""
+        return fraction_of(self.examples_skipped, self.examples_seen)
+
+    @property
+    def rows(self) -> UpdateCounts:
+        """Gradient rows, summed over windows and tables.
+
+        `deferred_now` and `deferred_bytes` are the values at the end of the last window.
+        """
+        tables = (table for report in self.reports for table in report.tables)
+        total = added_up(dataclasses.asdict(table.rows) for table in tables)
+        last = self.reports[-1].tables if self.reports else ()
+        total["deferred_now"] = sum(table.rows.deferred_now for table in last)
+        total["deferred_bytes"] = sum(table.rows.deferred_bytes for table in last)
+        return UpdateCounts(**total)
+
+    @property
+    def traffic(self) -> Mapping[str, int]:
+        """Bytes that the ranks sent, by kind; empty for a single process."""
+        return added_up(report.traffic for report in self.reports)
+
+    @property
+    def bytes_offered(self) -> int:
+        """Bytes of all gradient rows, with int64 keys and float32 values."""
+        return sum(t.rows.offered * t.row_bytes for r in self.reports for t in r.tables)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the gradient rows that were applied or exchanged."""
+        return sum(t.rows.sent * t.row_bytes for r in self.reports for t in r.tables)
 
 
 class ReportLog:
@@ -265,9 +325,9 @@ class ReportLog:
         """Iterates over all reports, from the first window on."""
         for block in self._packed:
             unpacker = zlib.decompressobj()
-            text = unpacker.decompress(block.tobytes(), _MOST_BYTES)
+            text = unpacker.decompress(block.tobytes(), _MAX_BYTES)
             if unpacker.unconsumed_tail:
-                raise ValueError(f"Packed reports take more than {_MOST_BYTES} bytes.")
+                raise ValueError(f"Packed reports take more than {_MAX_BYTES} bytes.")
             yield from map(WindowReport.from_state, json.loads(text))
         yield from self._recent
 

@@ -7,7 +7,7 @@ from typing import Any
 from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf._utils.serialization import serialize
 from slipstream_tf.config import DryRun, HotSet, Saturation, Window
-from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy
+from slipstream_tf.policies.base import DEFAULT_FRACTION, Begins, Policy
 
 _PLACE = "Slipstream"
 # The interval is long because an example is not skipped while any of its keys is probing.
@@ -75,7 +75,7 @@ class EngineSettings:
         if self.snapshot_bytes < 0:
             allowed = f"at most HotSet.memory, {self.hot_set.memory!r}, of which it is a part"
             given = self.examples.pilot_settings["pilot_memory_bytes"]
-            raise invalid("memory", given, "ForeseenLoss", allowed)
+            raise invalid("memory", given, "PredictedLoss", allowed)
         self._require_composable()
         self._require_steerable()
 
@@ -91,20 +91,22 @@ class EngineSettings:
                 allowed = f"one policy that acts on {policy.acts_on}"
                 raise invalid("policies", both, _PLACE, allowed)
             by_kind[policy.acts_on] = policy
-        by_keys = [policy for policy in self.policies if policy.key_share is not None]
-        shares = {type(policy).__name__: policy.key_share for policy in by_keys}
-        if len(set(shares.values())) > 1:
-            allowed = "the same share of saturated keys for all: there is one threshold T"
-            raise invalid("share", shares, f"{_PLACE}, policies that go by it", allowed)
+        by_keys = [policy for policy in self.policies if policy.key_fraction is not None]
+        fractions = {type(policy).__name__: policy.key_fraction for policy in by_keys}
+        if len(set(fractions.values())) > 1:
+            allowed = "the same fraction of saturated keys for all: there is one threshold T"
+            raise invalid("fraction", fractions, f"{_PLACE}, policies that go by it", allowed)
         if self.saturation is None:
             return
         if not self.goes_by_keys:
             allowed = "None: these policies do not go by the drift of keys"
             raise invalid("saturation", self.saturation, _PLACE, allowed)
-        chosen = [type(policy).__name__ for policy in by_keys if policy.gives_key_share]
+        chosen = [type(policy).__name__ for policy in by_keys if policy.sets_key_fraction]
         if self.saturation.threshold is not None and chosen:
-            place = f"Saturation beside a share of {' and '.join(chosen)}"
-            raise invalid("threshold", self.saturation.threshold, place, "None, or no such share")
+            place = f"Saturation beside a fraction of {' and '.join(chosen)}"
+            raise invalid(
+                "threshold", self.saturation.threshold, place, "None, or no such fraction"
+            )
 
     def _require_steerable(self) -> None:
         """Raises ValueError if `max_auc_loss` is set and no policy can follow it."""
@@ -112,14 +114,14 @@ class EngineSettings:
             return
         is_fixed = self.saturation is not None and self.saturation.threshold is not None
         place = allowed = ""
-        if self.examples.pilot_settings and "share" in self._ways:
-            place = " with ForeseenLoss"
+        if self.examples.pilot_settings and "fraction" in self._ways:
+            place = " with PredictedLoss"
             allowed = "None: the examples that the pilot keeps have weights, and show no AUC of all"
         elif not self._ways:
             allowed = "None: no policy follows it"
-        elif is_fixed and self._ways == {"share"}:
+        elif is_fixed and self._ways == {"fraction"}:
             place = " with a threshold"
-            allowed = "None: it bounds the share that T is found by, not a fixed T"
+            allowed = "None: it bounds the T that is found by a fraction, not a fixed T"
         if allowed:
             raise invalid("max_auc_loss", self.max_auc_loss, f"{_PLACE}{place}", allowed)
 
@@ -158,23 +160,25 @@ class EngineSettings:
         This is the case if a policy depends on it, or if no policy saves anything and the engine
         only measures.
         """
-        by_keys = any(policy.key_share is not None for policy in self.policies)
+        by_keys = any(policy.key_fraction is not None for policy in self.policies)
         return by_keys or not any(policy.verb for policy in self.policies)
 
     @property
-    def steers_share(self) -> bool:
+    def steers_fraction(self) -> bool:
         """Whether `max_auc_loss` lowers the fraction of examples to save on."""
-        return "share" in self._ways
+        return "fraction" in self._ways
 
     @property
-    def key_share(self) -> float:
+    def key_fraction(self) -> float:
         """Target fraction of the hot examples with saturated keys; it determines T."""
-        return _first(self.examples.key_share, self.gradients.key_share, DEFAULT_SHARE)
+        return _first(self.examples.key_fraction, self.gradients.key_fraction, DEFAULT_FRACTION)
 
     @property
-    def target_share(self) -> float:
+    def target_fraction(self) -> float:
         """Fraction of the hot examples to save on, before `max_auc_loss` lowers it."""
-        return _first(self.examples.target_share, self.gradients.target_share, DEFAULT_SHARE)
+        return _first(
+            self.examples.target_fraction, self.gradients.target_fraction, DEFAULT_FRACTION
+        )
 
     @property
     def probes_every(self) -> int:
@@ -193,7 +197,7 @@ class EngineSettings:
         return self.max_auc_loss is not None or self.estimates_cost
 
     @property
-    def thins_in_step(self) -> bool:
+    def subsamples_in_step(self) -> bool:
         """Whether the training step drops examples by the model's own predictions."""
         return self.examples.pilot_settings.get("pilot") == "model"
 
@@ -205,7 +209,7 @@ class EngineSettings:
 
     @property
     def _ways(self) -> set[str]:
-        """The settings by which policies follow `max_auc_loss`: "share", "movement"."""
+        """The settings by which policies follow `max_auc_loss`: "fraction", "movement"."""
         return {policy.steered_by for policy in self.policies} - {""}
 
     @property
@@ -215,7 +219,7 @@ class EngineSettings:
 
     # Decisions for one window.
 
-    def example_rule(
+    def classifier_settings(
         self, states: Mapping[str, Mapping[str, Any]], begins: Begins
     ) -> tuple[dict[str, Any], bool]:
         """Finds the rule for skippable examples in a window.
@@ -225,15 +229,15 @@ class EngineSettings:
             begins: The window that begins.
 
         Returns:
-            Arguments for `ops.classifier.InputClassifier.configure`, and whether the rule may skip
+            Arguments for `ops.classifier.InputClassifier.configure`, and whether they may skip
             examples.
         """
         for policy in (self.examples, self.gradients) if begins.windows else ():
-            rule = policy.example_rule(states.get(type(policy).__name__, {}), begins)
-            if rule is not None:
-                rule = {"shadow": self.dry_run, **rule}
-                chance = max(rule.get("threshold", 0.0), rule.get("random_share", 0.0))
-                return rule, chance > 0.0 and not rule["shadow"]
+            arguments = policy.classifier_settings(states.get(type(policy).__name__, {}), begins)
+            if arguments is not None:
+                arguments = {"shadow": self.dry_run, **arguments}
+                chance = max(arguments.get("threshold", 0.0), arguments.get("random_fraction", 0.0))
+                return arguments, chance > 0.0 and not arguments["shadow"]
         return {"mode": "none"}, False
 
 

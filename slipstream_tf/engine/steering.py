@@ -10,8 +10,9 @@ is missing at the end of a run, AUC is lower by b * ln(N / (N - S)). The value o
 example, relative to an average example, is estimated from the errors of the model on such examples.
 
 On shuffled data the bound held: the mean AUC loss of three seeds was at most 0.0008, with 0.001
-allowed (benchmarks/results/mask_and_defer.md). Note: on a changing stream the bound failed: the loss
-was 0.0020, with 0.0005 allowed (benchmarks/results/stream.md). The method makes these assumptions:
+allowed (benchmarks/results/mask_and_defer.md). Note: on a changing stream the bound failed: the
+loss was 0.0020, with 0.0005 allowed (benchmarks/results/stream.md). The method makes these
+assumptions:
 
 - The curve continues as its later part did. Most curves flatten, so that the prediction is too
   high, which is safe. The assumption fails if the learning rate is about to fall: training then
@@ -55,15 +56,15 @@ MIN_POINTS = 5  # windows in the later part; fewer do not show their noise
 LATER_PART = 0.25  # the later part of a curve begins at this fraction of its length
 CONFIDENCE_Z = 1.6449  # one-sided 95%
 MODEL_MARGIN = 1.5  # factor of the slope's bound; a curve is not exactly a line (see above)
-MOST_MISSING = 0.9  # maximum missing fraction; the line is not valid for fewer examples
+MAX_MISSING = 0.9  # maximum missing fraction; the line is not valid for fewer examples
 MIN_VALUE = 0.05  # in average examples; the estimate is too rough below
 MIN_KEPT_INPUTS = 200  # with fewer, a skipped example counts as an average example
 _LONGEST_MEMORY = 0.9  # maximum correlation of adjacent windows that is corrected
 _ROUNDING_ERROR = 1e-12  # relative
 # Maximum growth of the masked fraction from window to window, because its response to T is unknown.
-_MOST_GROWTH = 2.0
+_MAX_GROWTH = 2.0
 # State of a `Steerer` in addition to the curve.
-_NUMBERS = ("share", "trained", "skipped", "skipped_effective")
+_NUMBERS = ("fraction", "trained", "skipped", "skipped_effective")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,15 +132,15 @@ class Steering:
     """The decision for the next window, and its reasons.
 
     Attributes:
-        share: Fraction of the hot examples for which T is found, 0 to 1. A hot example has a finite
-            skip score. 0 means that nothing is skipped.
+        fraction: Fraction of the hot examples for which T is found, 0 to 1. A hot example has a
+            finite skip score. 0 means that nothing is skipped.
         plan: A sentence about the savings that `max_auc_loss` allows. Empty without a bound.
         predicted_cost: Estimated AUC loss at the end of training, or None if unknown.
         value: Value of training on a skippable example in the window that ends, relative to an
             average example (`relative_value`). 1 if no losses were recorded.
     """
 
-    share: float
+    fraction: float
     plan: str = ""
     predicted_cost: float | None = None
     value: float = 1.0
@@ -155,7 +156,7 @@ class Steerer:
             settings: Settings of the engine.
         """
         self._settings = settings
-        self._share = settings.target_share
+        self._fraction = settings.target_fraction
         self._curve: list[CurvePoint] = []
         self._trained = 0
         self._skipped = 0
@@ -174,10 +175,10 @@ class Steerer:
         """
         value = self._value(work.losses)
         self._account(work, value)
-        steering = Steering(self._settings.target_share)
-        if self._settings.max_auc_loss is not None and self._settings.steers_share:
-            steering = self._bound_share(work, planned_inputs, value)
-        self._share = steering.share
+        steering = Steering(self._settings.target_fraction)
+        if self._settings.max_auc_loss is not None and self._settings.steers_fraction:
+            steering = self._bound_fraction(work, planned_inputs, value)
+        self._fraction = steering.fraction
         return dataclasses.replace(steering, value=value)
 
     def state(self) -> dict[str, Any]:
@@ -214,38 +215,40 @@ class Steerer:
         value = 1.0
         if kept and mean:
             value = relative_value(losses.skippable_squared_residuals / kept, kept, mean)
-        if settings.examples.keep > 0.0:
-            value += cost_of_weight(1.0 / settings.examples.keep)
+        if settings.examples.keep_rate > 0.0:
+            value += cost_of_weight(1.0 / settings.examples.keep_rate)
         return value
 
-    def _bound_share(self, work: WindowWork, planned_inputs: int | None, value: float) -> Steering:
+    def _bound_fraction(
+        self, work: WindowWork, planned_inputs: int | None, value: float
+    ) -> Steering:
         if planned_inputs is None:
             words = "Nothing is skipped: the planned steps are not known (Window(planned_steps=))."
             return Steering(0.0, words)
         allowed = self._settings.max_auc_loss_each
         assert allowed is not None
         inputs = (max(planned_inputs, 1), self._trained, self._skipped, self._skipped_effective)
-        plan = plan_share(self._curve, *inputs, value, allowed)
-        share = min(self._settings.target_share, self._target_for(plan.share, work))
-        return dataclasses.replace(plan, share=share)
+        plan = plan_fraction(self._curve, *inputs, value, allowed)
+        fraction = min(self._settings.target_fraction, self._target_for(plan.fraction, work))
+        return dataclasses.replace(plan, fraction=fraction)
 
-    def _target_for(self, share: float, work: WindowWork) -> float:
+    def _target_for(self, fraction: float, work: WindowWork) -> float:
         """Converts the fraction of all examples into the fraction of hot examples.
 
-        If gradients are masked, `share` is a fraction of all gradient rows.
+        If gradients are masked, `fraction` is a fraction of all gradient rows.
         """
-        if share == 0.0:
+        if fraction == 0.0:
             return 0.0
         inputs, seen = work.inputs, work.inputs.examples_seen
         if not self._settings.gradients.loses_gradients:
             hot = inputs.hot_examples / seen if seen else 0.0
-            return min(share / hot, 1.0) if hot else 0.0
+            return min(fraction / hot, 1.0) if hot else 0.0
         masked = work.rows_masked / work.rows_offered if work.rows_offered else 0.0
         if self._settings.examples.steered_by and seen:
             masked += inputs.examples_skipped / seen
         if not masked:
-            return min(_MOST_GROWTH * self._share, share) if self._share else share
-        return min(self._share * min(share / masked, _MOST_GROWTH), 1.0)
+            return min(_MAX_GROWTH * self._fraction, fraction) if self._fraction else fraction
+        return min(self._fraction * min(fraction / masked, _MAX_GROWTH), 1.0)
 
 
 def fit_learning_curve(curve: Sequence[CurvePoint]) -> LearningCurve | None:
@@ -341,7 +344,7 @@ def cost_of_weight(weight: float) -> float:
     return math.log(weight)
 
 
-def plan_share(
+def plan_fraction(
     curve: Sequence[CurvePoint],
     planned_inputs: int,
     trained: int,
@@ -354,7 +357,7 @@ def plan_share(
 
     At the end of training, S effective examples of N planned examples may be missing, where b *
     ln(N / (N - S)) equals `max_auc_loss`. It follows that S = N * (1 - exp(-max_auc_loss / b)),
-    which is limited to `MOST_MISSING` * N. The slope b is `LearningCurve.bound` times
+    which is limited to `MAX_MISSING` * N. The slope b is `LearningCurve.bound` times
     `MODEL_MARGIN`. The part of S that earlier windows did not use is spread evenly over the
     remaining examples. Call this function at the end of each window: the bound of the slope becomes
     tighter, the value changes, and the plan corrects for earlier windows that skipped too many or
@@ -371,7 +374,7 @@ def plan_share(
         max_auc_loss: Maximum AUC loss of skipping in total, above 0.
 
     Returns:
-        The plan. Its `share` is a fraction of all examples, not only of the hot examples. The
+        The plan. Its `fraction` is a fraction of all examples, not only of the hot examples. The
         fraction is 0 if there are too few windows to fit a slope.
     """
     fit = fit_learning_curve(curve)
@@ -384,9 +387,9 @@ def plan_share(
     left = total - trained - skipped
     slope = MODEL_MARGIN * fit.bound
     may_miss = -math.expm1(-max_auc_loss / slope) if slope else 1.0
-    spare = total * min(may_miss, MOST_MISSING) - skipped_effective
-    share = min(max(spare / (value * left), 0.0), 1.0) if left else 0.0
-    cost = cost_of_missing(slope, total, skipped_effective + share * value * left)
+    spare = total * min(may_miss, MAX_MISSING) - skipped_effective
+    fraction = min(max(spare / (value * left), 0.0), 1.0) if left else 0.0
+    cost = cost_of_missing(slope, total, skipped_effective + fraction * value * left)
     words = (
         f"Slope {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples ({fit.points} "
         f"windows), assumed {slope:.3g}; a skipped example is worth {value:.2f}. "
@@ -395,11 +398,11 @@ def plan_share(
         words += "No planned examples are left."
     elif spare <= 0.0:
         words += f"The allowed AUC loss of {max_auc_loss:g} is used up."
-    elif share == 1.0:
-        words += f"The allowed AUC loss of {max_auc_loss:g} allows more than the policy's share."
+    elif fraction == 1.0:
+        words += f"The allowed AUC loss of {max_auc_loss:g} allows more than the policy's fraction."
     else:
         words += f"The allowed AUC loss of {max_auc_loss:g} is spread over {left} examples."
-    return Steering(share, words, cost)
+    return Steering(fraction, words, cost)
 
 
 def cost_of_missing(slope: float, total: int, missing: float) -> float:

@@ -53,7 +53,7 @@ class TrackedTable:
     Attributes:
         name: Name of the table.
         dim: Number of values per row.
-        most_watched: Maximum number of hot keys. For a table that spills to disk, it is half of the
+        max_watched: Maximum number of hot keys. For a table that spills to disk, it is half of the
             rows that fit into memory.
         states: States of the hot keys in this window.
         policy: Update policy of this window. `set_policy` sends it to the store.
@@ -78,16 +78,16 @@ class TrackedTable:
         self._counts = store.update_counts(table.name)
         self.name = table.name
         self.dim = table.dim
-        self.most_watched = sys.maxsize
+        self.max_watched = sys.maxsize
         if table.storage.spill is not None:
             # Measured rows must be in memory and leave space for other rows.
-            rule = store.rule_of(table.name)
-            slots = 0 if rule is None else rule.slots_per_row(table.dim)
-            self.most_watched = table.storage.rows_in_memory(table.dim, slots) // 2
+            optimizer = store.optimizer_of(table.name)
+            slots = 0 if optimizer is None else optimizer.slots_per_row(table.dim)
+            self.max_watched = table.storage.rows_in_memory(table.dim, slots) // 2
         self.states = KeyStates.empty()
         self.policy = UpdatePolicy()
         # Settings that the store received last. None means unknown, so that they are sent again.
-        self._told_policy: UpdatePolicy | None = None
+        self._reported_policy: UpdatePolicy | None = None
         self._has_flags: bool | None = None
 
     @property
@@ -100,14 +100,14 @@ class TrackedTable:
         """Keys that are saturated in this window, int64, ascending."""
         return self.states.keys[self.states.is_saturated]
 
-    def measure(self, are_withheld: bool) -> Measured:
+    def measure(self, are_filtered: bool) -> Measured:
         """Returns the drifts since the snapshot and replaces the snapshot.
 
         Note: the new snapshot contains the measured rows. Call `renew` before any of these rows
         changes.
 
         Args:
-            are_withheld: Whether gradients of saturated keys were masked or deferred.
+            are_filtered: Whether gradients of saturated keys were masked or deferred.
         """
         keys = self.states.keys
         if not keys.size:
@@ -121,11 +121,11 @@ class TrackedTable:
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)  # independent of the store
         self._gathered = own_keys if found.all() else None
         drift = self._of_all_ranks(np.asarray(drift), owners, "drift")
-        is_there = self._of_all_ranks(found, owners, "found")
-        if not is_there.all():
-            keys, drift = keys[is_there], drift[is_there]
-        deciding = deciding_drifts(self.states, keys, drift, are_masked=are_withheld)
-        return Measured(keys, drift, deciding, int((~is_there).sum()))
+        is_present = self._of_all_ranks(found, owners, "found")
+        if not is_present.all():
+            keys, drift = keys[is_present], drift[is_present]
+        deciding = deciding_drifts(self.states, keys, drift, are_masked=are_filtered)
+        return Measured(keys, drift, deciding, int((~is_present).sum()))
 
     def renew(self, states: KeyStates) -> None:
         """Starts a window with new key states and a new snapshot.
@@ -142,9 +142,9 @@ class TrackedTable:
             rows, found = self._snapshot, np.ones(own_keys.shape, bool)
         else:
             rows, found = self._store.gather(self.name, own_keys)
-        is_there = self._of_all_ranks(np.asarray(found, bool), owners, "present")
-        if not is_there.all():
-            states = states.take(is_there)
+        is_present = self._of_all_ranks(np.asarray(found, bool), owners, "present")
+        if not is_present.all():
+            states = states.take(is_present)
             rows = tf.boolean_mask(rows, np.asarray(found, bool))
         self.states = states
         self._snapshot = tf.convert_to_tensor(rows, tf.float32)
@@ -168,15 +168,15 @@ class TrackedTable:
             return values
         return self._ranks.of_owners(values, owners, f"{name}.{self.name}")
 
-    def set_flags(self, withholds: bool, but: np.ndarray | None = None) -> None:
+    def set_flags(self, filters: bool, but: np.ndarray | None = None) -> None:
         """Sends the flags of saturated rows to the store.
 
         Args:
-            withholds: Whether gradients of saturated rows are masked or deferred. If not, all flags
+            filters: Whether gradients of saturated rows are masked or deferred. If not, all flags
                 are cleared.
             but: Keys int64 [n] that get no flag, whatever their state.
         """
-        keys = self.saturated_keys if withholds else self.states.keys[:0]
+        keys = self.saturated_keys if filters else self.states.keys[:0]
         if but is not None:
             keys = keys[~np.isin(keys, but)]
         if keys.size or self._has_flags is not False:
@@ -185,9 +185,9 @@ class TrackedTable:
 
     def set_policy(self) -> None:
         """Sends the update policy to the store if it has changed."""
-        if self.policy != self._told_policy:
+        if self.policy != self._reported_policy:
             self._store.set_update_policy(self.name, self.policy)
-        self._told_policy = self.policy
+        self._reported_policy = self.policy
 
     def take_counts(self) -> UpdateCounts:
         """Returns the counts of gradient rows since the last call.
@@ -226,19 +226,19 @@ class TrackedTable:
         _, found = self._store.gather(self.name, keys)
         return keys[np.asarray(found, bool) & (self._store.row_flags(self.name, keys) == 0)]
 
-    def restore(self, state: Mapping[str, Any], rule: UpdatePolicy) -> None:
+    def restore(self, state: Mapping[str, Any], configured: UpdatePolicy) -> None:
         """Restores the state that `state` returned, without setting flags.
 
         Args:
             state: State of this table, with the snapshots of all ranks.
-            rule: The configured update policy of the table after the warm-up. It limits the
+            configured: The configured update policy of the table after the warm-up. It limits the
                 restored policy, because the store may not support `decay_skipped`.
         """
         self.states = KeyStates(**{f.name: state[f.name] for f in dataclasses.fields(KeyStates)})
         policy = UpdatePolicy(**state["policy"])
-        decays = policy.decay_skipped and rule.decay_skipped
+        decays = policy.decay_skipped and configured.decay_skipped
         self.policy = dataclasses.replace(policy, decay_skipped=decays)
-        self._told_policy = self._has_flags = None
+        self._reported_policy = self._has_flags = None
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
         before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)
@@ -332,7 +332,7 @@ Result = TypeVar("Result")
 # Minimum number of hot keys of all tables for which threads save time.
 FEW_KEYS = 1 << 16
 # The limit bounds memory, because measuring a table needs the memory of its snapshot twice.
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 
 
 def tables_at_once(store: TrackedStore, ranks: int) -> int:
@@ -340,7 +340,7 @@ def tables_at_once(store: TrackedStore, ranks: int) -> int:
 
     The result is 1 if the store does not support parallel calls, or with multiple ranks, because
     all ranks must run the collectives of the tables in the same order. Otherwise it is the number
-    of intra-op threads of TensorFlow, at most `MOST_AT_ONCE`.
+    of intra-op threads of TensorFlow, at most `MAX_AT_ONCE`.
 
     Args:
         store: The store.
@@ -349,7 +349,7 @@ def tables_at_once(store: TrackedStore, ranks: int) -> int:
     if ranks > 1 or not store.takes_tables_at_once:
         return 1
     threads = tf.config.threading.get_intra_op_parallelism_threads()
-    return min(threads or len(os.sched_getaffinity(0)), MOST_AT_ONCE)
+    return min(threads or len(os.sched_getaffinity(0)), MAX_AT_ONCE)
 
 
 def for_each(work: Callable[..., Result], threads: int, *arguments: Iterable[Any]) -> list[Result]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.engine import window_end
-from slipstream_tf.engine.hot_set import Candidates, most_candidates
+from slipstream_tf.engine.hot_set import Candidates, max_candidates
 from slipstream_tf.engine.ranks import Communicator, Ranks, part_of, require_restorable
 from slipstream_tf.engine.report import ReportLog, TableWindow, WindowReport
 from slipstream_tf.engine.settings import EngineSettings
@@ -115,8 +115,8 @@ class SaturationTracker:
         self._reports = ReportLog()
         # Sends the store the policies after the warm-up now, so that an unsupported policy raises
         # here.
-        for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
-            store.set_update_policy(table.name, rule)
+        for table, policy in zip(self._tables, self._gradient_policies(True), strict=True):
+            store.set_update_policy(table.name, policy)
         self._begin_window(0.0)
 
     def _acted_on(self) -> Tables:
@@ -127,19 +127,19 @@ class SaturationTracker:
         bound = self._settings.max_auc_loss_each
         return Tables(self._tracked, self._rates, rows, are_native, bound)
 
-    def _gradient_rules(self, is_active: bool) -> list[UpdatePolicy]:
+    def _gradient_policies(self, is_active: bool) -> list[UpdatePolicy]:
         """Returns the update policy of each table in a window.
 
         Args:
             is_active: Whether the window is after the warm-up.
         """
         settings, acted_on = self._settings, self._acted_on()
-        rules = []
+        policies = []
         for table in self._tracked:
-            rule = settings.gradients.gradient_rule(table, acted_on) if is_active else None
-            is_shadow = rule is not None and settings.dry_run
-            rules.append(dataclasses.replace(rule or UpdatePolicy(), is_shadow=is_shadow))
-        return rules
+            policy = settings.gradients.update_policy_of(table, acted_on) if is_active else None
+            is_shadow = policy is not None and settings.dry_run
+            policies.append(dataclasses.replace(policy or UpdatePolicy(), is_shadow=is_shadow))
+        return policies
 
     @property
     def auc_loss_of_deferring(self) -> tuple[float, float] | None:
@@ -173,7 +173,7 @@ class SaturationTracker:
         return max(1, self.window_steps - self._steps_in_window)
 
     @property
-    def policies(self) -> dict[str, UpdatePolicy]:
+    def update_policies(self) -> dict[str, UpdatePolicy]:
         """Update policies of the tracked tables in the present window."""
         return {table.name: table.policy for table in self._tables}
 
@@ -267,8 +267,8 @@ class SaturationTracker:
             self._policy_states[name] = {key: before.get(key, own[key]) for key in own}
         self._reports = ReportLog.from_state(state["reports"])
         self._steerer.restore(state["steering"])
-        for table, rule in zip(self._tables, self._gradient_rules(True), strict=True):
-            table.restore(state["tables"][table.name], rule)
+        for table, policy in zip(self._tables, self._gradient_policies(True), strict=True):
+            table.restore(state["tables"][table.name], policy)
         without_flags = {name: table["unmarked"] for name, table in state["tables"].items()}
         self._apply_window(without_flags)
         # Parameters of a pilot with other settings belong to other buckets.
@@ -344,9 +344,9 @@ class SaturationTracker:
         """Gathers the findings of the window from store, classifier and ranks."""
         settings, ranks = self._settings, self._ranks
         # Whether gradients of saturated keys were masked or deferred in this window.
-        withholds = settings.gradients.withholds_saturated and not settings.dry_run
-        withholds = withholds and not self._window_is_warming_up
-        measured = self._for_each_table(lambda table: table.measure(withholds))
+        filters = settings.gradients.filters_saturated and not settings.dry_run
+        filters = filters and not self._window_is_warming_up
+        measured = self._for_each_table(lambda table: table.measure(filters))
         names = [table.name for table in self._tables]
         window_end.log_anomalies(len(self._reports), self._step, names, measured)
         scores = np.zeros(0, np.float32)
@@ -360,9 +360,11 @@ class SaturationTracker:
             if settings.saturated.threshold is None:
                 scores = ranks.concatenate(scores, "scores")
         losses = ranks.total_losses(self.classifier.take_loss_statistics())
-        foreseen = None
+        predicted_losses = None
         if settings.examples.pilot_settings:
-            foreseen = ranks.concatenate(self.classifier.reservoir_losses(), "foreseen")
+            predicted_losses = ranks.concatenate(
+                self.classifier.reservoir_losses(), "predicted_losses"
+            )
         if settings.examples.pilot_settings and ranks.size > 1:
             self.classifier.import_pilot(ranks.merge_pilots(self.classifier.export_pilot()))
         (inputs,) = ranks.total_counts([self.classifier.end_window()], "inputs")
@@ -371,7 +373,7 @@ class SaturationTracker:
             states=[table.states for table in self._tables],
             measured=measured,
             scores=scores,
-            foreseen=foreseen,
+            predicted_losses=predicted_losses,
             policies=self._policy_states,
             losses=losses,
             inputs=inputs,
@@ -390,8 +392,8 @@ class SaturationTracker:
         self._threshold = threshold
         is_active = not self._window_is_warming_up
         self._windows_after_warmup += is_active
-        for table, rule in zip(self._tables, self._gradient_rules(is_active), strict=True):
-            table.policy = rule
+        for table, policy in zip(self._tables, self._gradient_policies(is_active), strict=True):
+            table.policy = policy
         return self._apply_window({})
 
     def _apply_window(self, without_flags: Mapping[str, np.ndarray]) -> bool:
@@ -402,10 +404,10 @@ class SaturationTracker:
                 they have no flags.
         """
         is_active = not self._window_is_warming_up
-        withholds = self._settings.gradients.withholds_saturated and is_active
+        filters = self._settings.gradients.filters_saturated and is_active
 
         def configure_store(table: TrackedTable) -> None:
-            table.set_flags(withholds, without_flags.get(table.name))
+            table.set_flags(filters, without_flags.get(table.name))
             table.set_policy()
 
         self._for_each_table(configure_store)
@@ -413,8 +415,8 @@ class SaturationTracker:
         drifts = [effective_drifts(table.states, self._threshold) for table in self._tables]
         self.classifier.set_drift(*joined(keys, drifts))
         begins = Begins(self._threshold, self._windows_after_warmup if is_active else 0)
-        rule, may_skip = self._settings.example_rule(self._policy_states, begins)
-        self.classifier.configure(**rule)
+        arguments, may_skip = self._settings.classifier_settings(self._policy_states, begins)
+        self.classifier.configure(**arguments)
         return may_skip
 
     def _planned_inputs(self, just_skipped: int) -> int | None:
@@ -468,6 +470,6 @@ class SaturationTracker:
         own = min(memory, hot_set.table_bytes.get(table.name, memory))
         # The key states need ascending keys. Sorting by count is not needed.
         order = {"by_key": True} if self._store.lists_hot_keys_by_key else {}
-        most = min(most_candidates(table.dim, own), table.most_watched)
-        keys, counts = self._store.hot_keys(table.name, most, **order)
+        maximum = min(max_candidates(table.dim, own), table.max_watched)
+        keys, counts = self._store.hot_keys(table.name, maximum, **order)
         return np.asarray(keys), np.asarray(counts)

@@ -64,8 +64,8 @@ def threshold_of_keys(
     if settings.saturated.threshold is not None:
         return fixed_threshold(settings.saturated.threshold)
     # The steered fraction belongs to the predicted losses, therefore T uses the key fraction.
-    share = settings.key_share if settings.examples.pilot_settings else steering.share
-    return find_threshold(scores, share, settings.saturated.max_threshold)
+    fraction = settings.key_fraction if settings.examples.pilot_settings else steering.fraction
+    return find_threshold(scores, fraction, settings.saturated.max_threshold)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ class Findings(WindowWork):
         states: States of the hot keys during the window.
         measured: Drifts of the hot keys.
         scores: float32 [n], skip scores by drift of the sampled examples.
-        foreseen: float32 [m], predicted-loss scores of the sampled examples, or None without a
-            pilot.
+        predicted_losses: float32 [m], predicted-loss scores of the sampled examples, or None
+            without a pilot.
         policies: States of the policies during the window, by class name.
         candidates: Keys that may be hot in the next window, or None if no hot set is needed.
     """
@@ -91,7 +91,7 @@ class Findings(WindowWork):
     states: Sequence[KeyStates]
     measured: Sequence[Measured]
     scores: np.ndarray
-    foreseen: np.ndarray | None
+    predicted_losses: np.ndarray | None
     policies: Mapping[str, Mapping[str, Any]]
     candidates: Sequence[Candidates] | None
 
@@ -127,7 +127,7 @@ def decide(
     for policy in settings.policies:
         name = type(policy).__name__
         before = findings.policies[name]
-        policies[name] = policy.next_state(before, findings.foreseen, steering.share)
+        policies[name] = policy.next_state(before, findings.predicted_losses, steering.fraction)
     if findings.candidates is None:
         return Decision(found, policies, None)
 
@@ -153,7 +153,7 @@ def _value_of_skipped(settings: EngineSettings, findings: Findings, steering: St
     """
     policy = settings.examples
     state = findings.policies.get(type(policy).__name__, {})
-    own = policy.value_of_skipped(state, findings.foreseen)
+    own = policy.value_of_skipped(state, findings.predicted_losses)
     return steering.value if own is None else own
 
 
@@ -185,7 +185,7 @@ def describe(
         threshold=decision.found.threshold,
         is_threshold_capped=decision.found.is_capped,
         policies=decision.policies,
-        target_share=steering.share,
+        target_fraction=steering.fraction,
         log_loss=findings.losses.mean_loss,
         auc=findings.losses.auc,
         auc_loss_plan=steering.plan,
@@ -211,7 +211,7 @@ def warn_of_first_window(
         return
     if warmup_steps is None:
         logging.warning(
-            "The warm-up is a share of the planned steps, whose number is not known: nothing "
+            "The warm-up is a fraction of the planned steps, whose number is not known: nothing "
             "is skipped. Give steps to Window(warmup=), its planned_steps, or data whose length is "
             "known (tf.data.experimental.assert_cardinality)."
         )

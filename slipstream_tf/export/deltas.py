@@ -25,7 +25,14 @@ import tensorflow as tf
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Table
 from slipstream_tf.export import rows
-from slipstream_tf.export.rows import TableRows, Token, collect, layers_of, on_rank_zero, weights_of
+from slipstream_tf.export.rows import (
+    ExportedTable,
+    Token,
+    collect,
+    layers_of,
+    on_rank_zero,
+    weights_of,
+)
 
 _MANIFEST = Path("manifest.json")
 _WEIGHTS = "weights.npz"
@@ -88,7 +95,7 @@ def delta(
     on_rank_zero(model, lambda: _write(model, now or [], path, since), f"write {os.fspath(path)}")
 
 
-def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since: Any) -> None:
+def _write(model: Any, now: list[ExportedTable], path: str | os.PathLike[str], since: Any) -> None:
     target = rows.require_new(path, "delta")
     before = _rows_of(since)
     here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
@@ -114,7 +121,7 @@ def _write(model: Any, now: list[TableRows], path: str | os.PathLike[str], since
     rows.write_whole(target, write)
 
 
-def _rows_of(since: Any) -> list[TableRows]:
+def _rows_of(since: Any) -> list[ExportedTable]:
     if isinstance(since, Token):
         return list(since.tables)
     if isinstance(since, (str, os.PathLike)):
@@ -242,7 +249,7 @@ def _read_weights(folder: Path, manifest: Mapping[str, Any]) -> list[np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class TableDelta:
     """Holds the changes of a table between two times.
 
     Attributes:
@@ -256,7 +263,7 @@ class Changes:
     removed: np.ndarray
 
 
-def changes(before: TableRows, now: TableRows) -> Changes:
+def changes(before: ExportedTable, now: ExportedTable) -> TableDelta:
     """Compares two copies of a table bit by bit.
 
     0.0 and -0.0 differ.
@@ -270,10 +277,10 @@ def changes(before: TableRows, now: TableRows) -> Changes:
     old, new = before.rows.view(np.int32), now.rows.view(np.int32)
     is_changed[here] = (old[there] != new[here]).any(axis=1)
     removed = np.setdiff1d(before.keys, now.keys, assume_unique=True)
-    return Changes(now.keys[is_changed], now.rows[is_changed], removed)
+    return TableDelta(now.keys[is_changed], now.rows[is_changed], removed)
 
 
-def changed(before: TableRows, by: Changes, step: int) -> TableRows:
+def changed(before: ExportedTable, by: TableDelta, step: int) -> ExportedTable:
     """Returns a table after changes.
 
     Args:
@@ -289,7 +296,7 @@ def changed(before: TableRows, by: Changes, step: int) -> TableRows:
     return dataclasses.replace(before, keys=keys[order], rows=rows[order], step=step)
 
 
-def write_changes(path: Path, found: Changes, step: int) -> None:
+def write_changes(path: Path, found: TableDelta, step: int) -> None:
     """Writes the changes of a table to a Parquet file.
 
     Args:
@@ -315,7 +322,7 @@ def _write_group(writer: pq.ParquetWriter, keys: np.ndarray, rows: pa.Array, ste
     writer.write_table(pa.Table.from_arrays([pa.array(keys), rows, steps], schema=_SCHEMA))
 
 
-def read_changes(path: Path, dim: int) -> Changes:
+def read_changes(path: Path, dim: int) -> TableDelta:
     """Reads a file that `write_changes` wrote.
 
     Args:
@@ -331,18 +338,18 @@ def read_changes(path: Path, dim: int) -> Changes:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=["key", "row"]):
                 column = batch.column("row")
-                is_there = np.asarray(column.is_valid())
+                is_present = np.asarray(column.is_valid())
                 values = np.asarray(column.flatten(), np.float32)
                 lengths = column.value_lengths().drop_null()
                 if any(length != dim for length in lengths.unique().to_pylist()):
                     raise ValueError(f"rows of {lengths.unique().to_pylist()} values")
                 batch_keys = np.asarray(batch.column("key"), np.int64)
-                keys.append(batch_keys[is_there])
+                keys.append(batch_keys[is_present])
                 rows.append(values.reshape(-1, dim))
-                removed.append(batch_keys[~is_there])
+                removed.append(batch_keys[~is_present])
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise invalid("path", str(path), f"a delta ({error})", allowed) from error
     none = np.empty(0, np.int64)
-    return Changes(
+    return TableDelta(
         np.concatenate([none, *keys]), np.concatenate(rows), np.concatenate([none, *removed])
     )

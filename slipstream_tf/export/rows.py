@@ -33,7 +33,7 @@ from slipstream_tf.tables.base import EmbeddingStore
 
 
 @dataclasses.dataclass(frozen=True)
-class TableRows:
+class ExportedTable:
     """Holds a copy of the keys and rows of a table.
 
     Attributes:
@@ -69,7 +69,7 @@ class Token:
         tables: Copies of the tables, in the order of the layers and their tables.
     """
 
-    tables: tuple[TableRows, ...]
+    tables: tuple[ExportedTable, ...]
 
 
 def token(model: Any, keys: Mapping[str, Any] | None = None) -> Token:
@@ -149,7 +149,7 @@ def table_names(layers: list[Any]) -> list[tuple[Any, Table, str]]:
     return named
 
 
-def collect(model: Any, keys: Mapping[str, Any] | None) -> list[TableRows] | None:
+def collect(model: Any, keys: Mapping[str, Any] | None) -> list[ExportedTable] | None:
     """Applies deferred gradients, then copies the rows of a model's tables.
 
     With multiple ranks, call this function on all ranks. Rows of sharded tables are sent to rank 0,
@@ -198,7 +198,7 @@ def _wanted(table: str, keys: Any) -> np.ndarray:
     return np.unique(keys.astype(np.int64))
 
 
-def _read(store: Any, config: Table, name: str, wanted: np.ndarray | None) -> TableRows:
+def _read(store: Any, config: Table, name: str, wanted: np.ndarray | None) -> ExportedTable:
     contents = store.export_table(config.name)
     keys, rows = np.asarray(contents["keys"]), np.asarray(contents["rows"])
     if wanted is not None:
@@ -208,10 +208,10 @@ def _read(store: Any, config: Table, name: str, wanted: np.ndarray | None) -> Ta
         # `export_table` returns rows at the precision of updates: slots may store extra bits of a
         # row. Serving must return the same values as lookups.
         rows = store.gather(config.name, keys)[0].numpy()
-    return TableRows(name, config, keys, rows, int(contents["steps"][0]))
+    return ExportedTable(name, config, keys, rows, int(contents["steps"][0]))
 
 
-def _sent_to_first(comm: Any, part: TableRows, name: str) -> TableRows:
+def _sent_to_first(comm: Any, part: ExportedTable, name: str) -> ExportedTable:
     splits = tf.constant([part.keys.size] + [0] * (comm.size - 1), tf.int32)
     keys, _ = comm.exchange(tf.constant(part.keys), splits, "keys", f"{name}.keys")
     rows, _ = comm.exchange(tf.constant(part.rows), splits, "rows", f"{name}.rows")
@@ -243,7 +243,7 @@ _VARIABLES = Path("variables") / "variables"
 _VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 
-def table_entry(table: TableRows, rows_dtype: str | None = None) -> dict[str, Any]:
+def table_entry(table: ExportedTable, rows_dtype: str | None = None) -> dict[str, Any]:
     """Returns the manifest entry of a table.
 
     Args:
@@ -316,7 +316,7 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
     return manifest
 
 
-def read_rows(path: Path) -> list[TableRows]:
+def read_rows(path: Path) -> list[ExportedTable]:
     """Reads a SavedModel's keys and rows without loading its graph.
 
     Returns:
@@ -335,14 +335,14 @@ def read_rows(path: Path) -> list[TableRows]:
         rows = decoded(reader.get_tensor(_name("tables", index, "rows")), scales)
         keys = reader.get_tensor(_name("tables", index, "keys"))
         config = Table.from_config(entry["config"])
-        found.append(TableRows(entry["name"], config, keys, rows, entry["step"]))
+        found.append(ExportedTable(entry["name"], config, keys, rows, entry["step"]))
     return found
 
 
 def write_updated(
     source: Path,
     target: Path,
-    tables: list[TableRows],
+    tables: list[ExportedTable],
     weights: list[np.ndarray] | None,
     manifest: Mapping[str, Any],
 ) -> None:

@@ -107,7 +107,7 @@ def saved_model(
 
 def _write(
     model: Any,
-    tables: list[rows.TableRows],
+    tables: list[rows.ExportedTable],
     path: str | os.PathLike[str],
     given: Any,
     rows_dtype: str | None,

@@ -6,7 +6,7 @@ from slipstream_tf.keras.callbacks import (
     RanksCallback,
     SaturationCallback,
 )
-from slipstream_tf.keras.combined_optimizer import StepOptimizer
+from slipstream_tf.keras.combined_optimizer import CombinedOptimizer
 from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback, Model, Sequential
@@ -15,6 +15,7 @@ from slipstream_tf.keras.slipstream import Slipstream
 from slipstream_tf.ops.features import FeatureSpec
 
 __all__ = [
+    "CombinedOptimizer",
     "ElasticCallback",
     "Embedding",
     "EmbeddingCollection",
@@ -26,6 +27,5 @@ __all__ = [
     "SaturationCallback",
     "Sequential",
     "Slipstream",
-    "StepOptimizer",
     "limit_snapshots",
 ]

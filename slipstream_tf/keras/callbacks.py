@@ -82,7 +82,7 @@ def _stores_in(model: Any) -> list[EmbeddingStore]:
     return [store for store in found if isinstance(store, EmbeddingStore)]
 
 
-class AmongOthers(keras.callbacks.Callback):
+class SeesOtherCallbacks(keras.callbacks.Callback):
     """A callback with access to the other callbacks of the same `fit`.
 
     Keras 3 has no public API for that. The callback list calls `set_params` on each callback with a
@@ -99,7 +99,7 @@ class AmongOthers(keras.callbacks.Callback):
         super().set_params(params)
         self._lists = _lists_that_call()
 
-    def beside(self) -> list[Any]:
+    def other_callbacks(self) -> list[Any]:
         """Returns all callbacks of the current or last `fit`, including this one.
 
         They are in the order of the callback list. The list is empty before the first `fit`.
@@ -125,16 +125,16 @@ def _lists_that_call() -> list[list[Any]]:
     return found
 
 
-class RanksCallback(AmongOthers):
+class RanksCallback(SeesOtherCallbacks):
     """Synchronizes a Keras model across ranks during `fit`.
 
     At the start, it broadcasts the floating-point weights of the model and the learning rates of
     the tables from rank 0. A model with `LossFeedback` then scales its loss, so that the averaged
     gradients are correct for batches of different sizes. `Slipstream.callback` includes this
     callback. Use this class for a `fit` without an engine. Every rank must pass the same number of
-    batches to `fit`, see `distributed.even_ends`. With one rank, the callback only applies the
-    deferred gradients of a `VariableStore` at the end of each epoch and logs the learning rates of
-    the tables.
+    batches to `fit`, see `distributed.pad_to_equal_steps`. With one rank, the callback only applies
+    the deferred gradients of a `VariableStore` at the end of each epoch and logs the learning rates
+    of the tables.
 
     Put it first in the list of callbacks. At the end of an epoch, later callbacks receive:
 
@@ -149,7 +149,7 @@ class RanksCallback(AmongOthers):
 
     Embedding rows are not broadcast. The rows of replicated tables are compared at the start, which
     temporarily takes the memory of the largest table. If ranks load rows, they must load the same
-    rows, as `distributed.JobCheckpoints` does.
+    rows, as `distributed.CheckpointManager` does.
 
     Note: non-trainable state that depends on the batch (BatchNormalization) remains local to each
     rank, and an empty batch corrupts it.
@@ -242,7 +242,7 @@ class RanksCallback(AmongOthers):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Discards prefetched keys that the previous epoch did not use."""
-        self._forget_announced()
+        self._discard_prefetched()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Saves the training metrics before the validation resets them."""
@@ -264,7 +264,7 @@ class RanksCallback(AmongOthers):
         """Applies deferred gradients, so that all ranks end with the same rows."""
         self._is_training = False
         self._flush()
-        self._forget_announced()
+        self._discard_prefetched()
 
     def _flush(self) -> None:
         if isinstance(self._store, VariableStore):
@@ -272,9 +272,9 @@ class RanksCallback(AmongOthers):
         elif self._comm.size > 1:
             self._store.flush()
 
-    def _forget_announced(self) -> None:
+    def _discard_prefetched(self) -> None:
         if self._store.prefetches:
-            self._store.forget_announced()
+            self._store.discard_prefetched()
 
 
 class SaturationCallback(RanksCallback):
@@ -341,7 +341,7 @@ class SaturationCallback(RanksCallback):
         """
         self.slipstream.is_validating = False
         refuse_scaled_gradients(self.model.optimizer, self.slipstream.settings.policies)
-        others = self.beside()
+        others = self.other_callbacks()
         if self._fit is self.params:
             raise invalid("callbacks", "one callback twice", "fit", "each callback once")
         self._fit = self.params
@@ -355,8 +355,8 @@ class SaturationCallback(RanksCallback):
         needs_losses = self.slipstream.settings.needs_losses
         if isinstance(self.model, LossFeedback):
             self.model.observe_losses_with(self.slipstream.record_losses if needs_losses else None)
-            thins = self.slipstream.settings.thins_in_step
-            self.model.thin_batches_with(self.slipstream.thin if thins else None)
+            subsamples = self.slipstream.settings.subsamples_in_step
+            self.model.subsample_with(self.slipstream.subsample if subsamples else None)
 
     def _begin_epochs(self) -> None:
         """Plans the number of training steps from the parameters of `fit`."""
@@ -364,14 +364,14 @@ class SaturationCallback(RanksCallback):
         self._epochs = self.params.get("epochs", 1)
         self._is_planned = self.slipstream.plan.add_epochs(self._epochs, self._steps)
         self._is_first_epoch = True
-        steps_are_given = self._steps is not None and self._steps != self.slipstream.most_batches
+        steps_are_given = self._steps is not None and self._steps != self.slipstream.max_batches
         self._watch.begin_fit(steps_are_given)
 
     def _open_writer(self) -> None:
         if self._writer is not None or self._comm.rank:
             return
         folder = self._log_dir
-        for other in self.beside() if folder is None else ():
+        for other in self.other_callbacks() if folder is None else ():
             if isinstance(other, keras.callbacks.TensorBoard):
                 folder = other.log_dir
         if folder is not None:
@@ -383,7 +383,7 @@ class SaturationCallback(RanksCallback):
         self._watch.begin_epoch()
         if self._is_first_epoch and epoch:
             # With `fit(initial_epoch=...)`, an earlier `fit` trained the first epochs.
-            self.slipstream.plan.leave_out_epochs(epoch)
+            self.slipstream.plan.drop_epochs(epoch)
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -421,7 +421,7 @@ class SaturationCallback(RanksCallback):
         self._watch.end_fit()
         if isinstance(self.model, LossFeedback):
             # A later `fit` without this callback must train all examples.
-            self.model.thin_batches_with(None)
+            self.model.subsample_with(None)
         super().on_train_end(logs)
 
     def _count_iterations(self) -> None:
@@ -445,7 +445,7 @@ class ElasticCallback(keras.callbacks.Callback):
     Example:
 
     >>> def train(state):  # Called by slip.distributed.run_elastic(train, directory).
-    ...     data = slip.distributed.even_ends(state.remaining(batches), state.comm)
+    ...     data = slip.distributed.pad_to_equal_steps(state.remaining(batches), state.comm)
     ...     return model.fit(data, callbacks=[slip.keras.ElasticCallback(state)])
 
     Args:

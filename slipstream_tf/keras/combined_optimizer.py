@@ -12,21 +12,21 @@ import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf._utils.comm import Names
+from slipstream_tf._utils.comm import CollectiveNames
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.keras.row_gradients import Anchor, StoreGradients, anchor_of, by_store
 
-_PLACE = "StepOptimizer"
-_OF_CHECKS = Names("loss_scale")
+_PLACE = "CombinedOptimizer"
+_OF_CHECKS = CollectiveNames("loss_scale")
 
 
-class StepOptimizer:
+class CombinedOptimizer:
     """Creates an optimizer that applies gradients of layers with `apply="step"`.
 
-    `StepOptimizer(optimizer)` returns an instance of a subclass of the optimizer's class, with the
-    same settings and without state. It can be saved in Keras files. The optimizer updates the Keras
-    weights. The sparse optimizer of each table updates its rows, with the learning rate of the
-    table. The settings of the optimizer have these effects on rows:
+    `CombinedOptimizer(optimizer)` returns an instance of a subclass of the optimizer's class, with
+    the same settings and without state. It can be saved in Keras files. The optimizer updates the
+    Keras weights. The sparse optimizer of each table updates its rows, with the learning rate of
+    the table. The settings of the optimizer have these effects on rows:
 
     - `clipnorm`, `global_clipnorm` and `clipvalue` apply to the sum of the gradients of each key,
       averaged over the ranks. The norm of a table includes all its rows in the batch. The global
@@ -34,9 +34,9 @@ class StepOptimizer:
     - `gradient_accumulation_steps` accumulates the gradients of rows, too, and applies their mean.
       Ranks exchange gradients only when the mean is applied. Note: accumulated gradients are not
       saved. A model that is saved between two updates loses them.
-    - `StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales the gradients of rows
-      and skips a step with non-finite gradients. Without loss scaling such a step raises an error
-      and changes neither weights nor rows.
+    - `CombinedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))` unscales the gradients of
+      rows and skips a step with non-finite gradients. Without loss scaling such a step raises an
+      error and changes neither weights nor rows.
     - Weight decay and moving averages (`use_ema`) do not apply to rows and raise an error. To decay
       only the weights, call `optimizer.exclude_from_weight_decay(var_names=["_anchor"])` before.
 
@@ -45,7 +45,7 @@ class StepOptimizer:
     Example:
 
     >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", 4)], apply="step")
-    >>> optimizer = slip.keras.StepOptimizer(keras.optimizers.Adam(1e-3, global_clipnorm=1.0))
+    >>> optimizer = slip.keras.CombinedOptimizer(keras.optimizers.Adam(1e-3, global_clipnorm=1.0))
     >>> optimizer.global_clipnorm
     1.0
     """
@@ -71,12 +71,12 @@ class StepOptimizer:
 
 
 # The created subclasses have this name, therefore Keras files refer to it.
-keras.saving.get_custom_objects()[StepOptimizer.__name__] = StepOptimizer
+keras.saving.get_custom_objects()[CombinedOptimizer.__name__] = CombinedOptimizer
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
-class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """A `LossScaleOptimizer` around an optimizer that `StepOptimizer` created."""
+class CombinedLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """A `LossScaleOptimizer` around an optimizer that `CombinedOptimizer` created."""
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Returns whether all gradients are finite on all ranks.
@@ -101,8 +101,8 @@ class StepLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def applies_rows(optimizer: Any) -> bool:
-    """Returns whether an optimizer is a `StepOptimizer`, also inside loss scaling."""
-    if isinstance(optimizer, StepLossScaleOptimizer):
+    """Returns whether an optimizer is a `CombinedOptimizer`, also inside loss scaling."""
+    if isinstance(optimizer, CombinedLossScaleOptimizer):
         return applies_rows(optimizer.inner_optimizer)
     return isinstance(optimizer, _AppliesRows)
 
@@ -112,7 +112,7 @@ _Mixin: Any = object
 
 
 class _AppliesRows(_Mixin):
-    """Mixin of `StepOptimizer` that precedes the class of the Keras optimizer."""
+    """Mixin of `CombinedOptimizer` that precedes the class of the Keras optimizer."""
 
     _collected: "list[tuple[Anchor, tf.IndexedSlices]] | None" = None
 
@@ -126,7 +126,7 @@ class _AppliesRows(_Mixin):
             anchor = anchor_of(variable)
             if anchor is not None:
                 if anchor.table is None:
-                    place = f"StepOptimizer and layer {anchor.layer!r}"
+                    place = f"CombinedOptimizer and layer {anchor.layer!r}"
                     allowed = "EmbeddingCollection(..., apply='step')"
                     raise invalid("apply", "backward", place, allowed)
                 refuse_missing_rows(self, variable, anchor.layer)
@@ -176,7 +176,7 @@ class _AppliesRows(_Mixin):
         for part in parts:
             if steps:
                 part.replace([values / steps for values in part.values()])
-            part.share()
+            part.exchange()
         if steps or by_norm or self.clipvalue:
             for part in parts:
                 part.merge()
@@ -213,7 +213,7 @@ class _AppliesRows(_Mixin):
                 buffer.clear()
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the class and configuration, for `StepOptimizer.from_config`."""
+        """Returns the class and configuration, for `CombinedOptimizer.from_config`."""
         base: Any = type(self).__bases__[1]
         plain = base.from_config(super().get_config())
         return {"optimizer": keras.saving.serialize_keras_object(plain)}
@@ -264,7 +264,7 @@ def _wrapped(given: Any) -> Any:
     if getattr(found, "built", False):
         raise invalid("optimizer", "one that was used", _PLACE, "one without state")
     if isinstance(found, keras.optimizers.LossScaleOptimizer):
-        return StepLossScaleOptimizer(
+        return CombinedLossScaleOptimizer(
             _wrapped(found.inner_optimizer),
             initial_scale=found.initial_scale,
             dynamic_growth_steps=found.dynamic_growth_steps,
@@ -280,7 +280,7 @@ def _class_of(base: type) -> Any:
 
 
 def make_apply_rows(optimizer: Any) -> None:
-    """Converts an unbuilt Keras optimizer in place, as `StepOptimizer` does.
+    """Converts an unbuilt Keras optimizer in place, as `CombinedOptimizer` does.
 
     The conversion is in place so that existing references to the optimizer remain valid and read
     its learning rate, iterations and moments.
@@ -293,7 +293,7 @@ def make_apply_rows(optimizer: Any) -> None:
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         make_apply_rows(optimizer.inner_optimizer)
-        optimizer.__class__ = StepLossScaleOptimizer
+        optimizer.__class__ = CombinedLossScaleOptimizer
         return
     optimizer.__class__ = _class_of(type(optimizer))
 
@@ -323,7 +323,7 @@ def refuse_missing_rows(optimizer: Any, variable: Any, layer: str) -> None:
 
 def _require_slices(gradient: Any, anchor: Anchor) -> None:
     if not isinstance(gradient, tf.IndexedSlices):
-        place = f"the gradient of tables of layer {anchor.layer!r} in StepOptimizer"
+        place = f"the gradient of tables of layer {anchor.layer!r} in CombinedOptimizer"
         allowed = "tf.IndexedSlices, as the backward pass of a layer with apply='step' gives them"
         raise invalid("grads", type(gradient).__name__, place, allowed)
 
@@ -346,10 +346,10 @@ def _clip_norms(
         The clipped gradients of weights, and the updates of the rows.
     """
     norms = [part.norms() for part in parts]
-    told = [tf.unstack(of_tables) if one_by_one else [of_tables] for of_tables in norms]
-    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*told)])
+    details = [tf.unstack(of_tables) if one_by_one else [of_tables] for of_tables in norms]
+    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*details)])
     rest, updates = iter(clipped[len(grads) :]), []
-    for part, before, own in zip(parts, norms, told, strict=True):
+    for part, before, own in zip(parts, norms, details, strict=True):
         after = list(itertools.islice(rest, len(own)))
         updates.append(part.apply((tf.stack(after) if one_by_one else after[0]) / before))
     return clipped[: len(grads)], updates
@@ -363,10 +363,10 @@ def _clip_values(
     Without a clipping setting, Keras returns the gradients unchanged. The arguments and results are
     the same as in `_clip_norms`, without `one_by_one`.
     """
-    told = [part.values() for part in parts]
-    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*told)])
+    details = [part.values() for part in parts]
+    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*details)])
     rest, updates = iter(clipped[len(grads) :]), []
-    for part, own in zip(parts, told, strict=True):
+    for part, own in zip(parts, details, strict=True):
         part.replace(list(itertools.islice(rest, len(own))))
         updates.append(part.apply())
     return clipped[: len(grads)], updates

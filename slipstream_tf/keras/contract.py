@@ -32,7 +32,7 @@ _NEED_STEP = (
 _IN_STEP = (
     "a slip.keras.Model, compiled when its layers are there, with an optimizer that was not used "
     "before; or EmbeddingCollection(..., apply='step') and "
-    "model.compile(slip.keras.StepOptimizer(optimizer), ...)"
+    "model.compile(slip.keras.CombinedOptimizer(optimizer), ...)"
 )
 
 
@@ -58,8 +58,8 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
     """Converts an optimizer so that its settings also apply to rows.
 
     Only layers with `apply=None` are affected. If their optimizer has a setting such as
-    `global_clipnorm` and is not built yet, it is converted in place to a `StepOptimizer`. The
-    layers then use `"step"` with a `StepOptimizer` and `"backward"` with any other optimizer.
+    `global_clipnorm` and is not built yet, it is converted in place to a `CombinedOptimizer`. The
+    layers then use `"step"` with a `CombinedOptimizer` and `"backward"` with any other optimizer.
 
     Args:
         model: A Keras model that is being compiled.
@@ -105,10 +105,10 @@ def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) ->
         if applies_rows(optimizer):
             return
         how = "keras.optimizers.LossScaleOptimizer(optimizer)" if is_scaled else "optimizer"
-        allowed = f"slip.keras.StepOptimizer({how}): the layer has apply='step'"
+        allowed = f"slip.keras.CombinedOptimizer({how}): the layer has apply='step'"
         raise invalid("optimizer", name, place, allowed)
     if applies_rows(optimizer):
-        raise invalid("apply", apply, f"layer {layer.name!r} with a StepOptimizer", "'step'")
+        raise invalid("apply", apply, f"layer {layer.name!r} with a CombinedOptimizer", "'step'")
     if is_scaled:
         raise invalid("optimizer", name, place, f"{_IN_STEP} (rows would see scaled gradients)")
     for setting in _NEED_STEP:
@@ -140,7 +140,7 @@ def refuse_scaled_gradients(optimizer: Any, policies: Sequence[Any]) -> None:
         raise invalid("policies", list(policies), f"{place} and loss scaling", allowed)
 
 
-def require_told_training(layer: Any, training: bool | None) -> None:
+def require_training_argument(layer: Any, training: bool | None) -> None:
     """Detects a layer that does not train although a tape is recording.
 
     The usual cause is a model without the argument `training` in its `call`, because `fit` passes
@@ -212,7 +212,7 @@ def refuse_loss_scaling(policy: Any, layer: str) -> None:
             allowed = (
                 "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
                 "be updated with scaled gradients); or apply='step', with "
-                "slip.keras.StepOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+                "slip.keras.CombinedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
             )
             raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
 

@@ -132,10 +132,10 @@ class Embedding(EmbeddingCollection):
         if self.input_dim is None:
             return keys
         allowed = f"Keys of {place} must be 0 to {self.input_dim - 1}; input_dim=None takes any."
-        least, most = tf.reduce_min(keys), tf.reduce_max(keys)
+        minimum, maximum = tf.reduce_min(keys), tf.reduce_max(keys)
         checks = [
-            tf.debugging.assert_non_negative(least, allowed),
-            tf.debugging.assert_less(most, np.int64(self.input_dim), allowed),
+            tf.debugging.assert_non_negative(minimum, allowed),
+            tf.debugging.assert_less(maximum, np.int64(self.input_dim), allowed),
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(keys)

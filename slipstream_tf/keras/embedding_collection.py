@@ -24,13 +24,13 @@ from slipstream_tf.keras.contract import (
     require_apply,
     require_fitting_optimizer,
     require_own_store,
-    require_told_training,
+    require_training_argument,
 )
 from slipstream_tf.keras.feature_layouts import resolve_features, resolve_tables
 from slipstream_tf.keras.row_gradients import add_anchors, training_lookup
 from slipstream_tf.keras.row_snapshots import ExportedRows, add_rows_weight, refuse_legacy_file
 from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
-from slipstream_tf.sampling.look_ahead import announce_rows
+from slipstream_tf.sampling.look_ahead import prefetch_rows
 from slipstream_tf.tables.rates import require_rate
 from slipstream_tf.tables.rows import TableRows
 
@@ -81,11 +81,11 @@ class EmbeddingCollection(keras.layers.Layer):
     before the gradients of other weights are known. It does so whenever a gradient reaches the
     layer, even if you request only the gradients of other layers. Set `layer.trainable = False` to
     keep the rows as they are. With `apply="step"` the tape returns the gradients of the rows as
-    `tf.IndexedSlices`, one per table, and the optimizer, a `slip.keras.StepOptimizer`, applies
+    `tf.IndexedSlices`, one per table, and the optimizer, a `slip.keras.CombinedOptimizer`, applies
     them. This is slower and required for clipping, gradient accumulation, loss scaling and training
     of only the dense layers. If none of these is active, both modes compute bitwise identical rows.
     With `apply=None`, a `slip.keras.Model` or another model with `LossFeedback` selects `"step"` if
-    its optimizer requires it, and converts that optimizer to a `StepOptimizer`. Any other model
+    its optimizer requires it, and converts that optimizer to a `CombinedOptimizer`. Any other model
     raises an error if a setting of its optimizer would not apply to the rows.
 
     **Anchors.** TensorFlow runs the backward pass of a layer only if the layer depends on a
@@ -177,8 +177,8 @@ class EmbeddingCollection(keras.layers.Layer):
         given = (bool(prefetch), wire_dtype, wire_warmup_steps)
         exchange = dict(zip(_PLAIN_EXCHANGE, given, strict=True))
         self.store = _open_store(store, self.tables, optimizer, comm, placement, exchange)
-        self._announces = self.store.prefetches
-        self.prefetch = bool(prefetch) or self._announces
+        self._prefetches = self.store.prefetches
+        self.prefetch = bool(prefetch) or self._prefetches
         self.follows_optimizer = apply is None
         self.apply = require_apply(apply, self.store, self.name)
         self._add_anchors()
@@ -208,7 +208,7 @@ class EmbeddingCollection(keras.layers.Layer):
         The anchors change with the mode. Call it before the optimizer is built.
 
         Args:
-            applies_rows: Whether the optimizer is a `StepOptimizer`.
+            applies_rows: Whether the optimizer is a `CombinedOptimizer`.
         """
         apply = "step" if applies_rows and self.store.collects_gradients else "backward"
         if not self.follows_optimizer or apply == self.apply:
@@ -268,7 +268,7 @@ class EmbeddingCollection(keras.layers.Layer):
         """
         return TableRows(self.store, name)
 
-    def announced(
+    def prefetch_rows(
         self, dataset: tf.data.Dataset, get_keys: Callable[..., Any] | None = None
     ) -> tf.data.Dataset:
         """Returns a dataset that loads rows from disk in advance.
@@ -281,7 +281,7 @@ class EmbeddingCollection(keras.layers.Layer):
             dataset: Dataset of batches, for example `(features, label)`.
             get_keys: Function that returns the keys of an element, as in `Slipstream.apply`.
         """
-        return announce_rows(dataset, self.store, self.specs, get_keys)
+        return prefetch_rows(dataset, self.store, self.specs, get_keys)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("next_inputs") is not None:
@@ -312,9 +312,9 @@ class EmbeddingCollection(keras.layers.Layer):
                 unweighted. No gradient flows to the weights.
             training: Whether to create rows for new keys, count accesses and update rows.
             next_inputs: With `prefetch=True`, the inputs of the next training call, whose keys are
-                sent ahead (see `distributed.with_next`). Ignored without training. With None, the
-                next call sends its keys itself. Note: if the announced inputs are not used, for
-                example at the end of an epoch, call `store.forget_announced()` on all ranks. The
+                sent ahead (see `distributed.prefetch_keys`). Ignored without training. With None,
+                the next call sends its keys itself. Note: if prefetched inputs are not used, for
+                example at the end of an epoch, call `store.discard_prefetched()` on all ranks. The
                 callbacks do that.
 
         Returns:
@@ -333,14 +333,14 @@ class EmbeddingCollection(keras.layers.Layer):
         stacked = self._gives_tensor(inputs)
         if training and self.trainable:
             rows = self._trained_lookup(packed, stacked)
-            if next_inputs is not None and self._announces:
-                # The rows of this batch have priority over the announced keys.
+            if next_inputs is not None and self._prefetches:
+                # The rows of this batch have priority over the prefetched keys.
                 with tf.control_dependencies(rows):
-                    self.store.announce(pack(next_inputs, self.specs))
+                    self.store.prefetch_keys(pack(next_inputs, self.specs))
         else:
             if self.trainable:
-                require_told_training(self, training)
-            is_served = self._exported.stands_in_for(self.store)
+                require_training_argument(self, training)
+            is_served = self._exported.replaces_in_export(self.store)
             store = self._exported.serving if is_served else self.store
             rows, _ = store.lookup(packed, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.data.spec import OFFSET, SHARE
+from slipstream_tf.data.spec import FRACTION_OF_STEP, OFFSET
 from slipstream_tf.distributed.batches import scale_loss, scale_loss_by
 from slipstream_tf.keras.contract import reaching_rows
 from slipstream_tf.sampling.notes import take_notes
@@ -26,8 +26,8 @@ Recorder = Callable[..., Any]
 sample weights (float32 [batch] or None). It returns an operation in a graph."""
 
 
-Thinner = Callable[[Any, tf.Tensor], Any]
-"""Function that drops examples of a batch, as `Slipstream.thin`. Its arguments are the batch,
+Subsampler = Callable[[Any, tf.Tensor], Any]
+"""Function that drops examples of a batch, as `Slipstream.subsample`. Its arguments are the batch,
 `(x, y)` or `(x, y, sample_weight)`, and its predicted probabilities [batch]. It returns the
 examples to train, with weights or offsets that correct for the dropped examples."""
 
@@ -65,9 +65,9 @@ class LossFeedback(_Mixin):
 
     _recorder: Recorder | None = None
     _comm: Communicator | None = None
-    _thinner: Thinner | None = None
+    _subsampler: Subsampler | None = None
     # The features whose losses were recorded in this training step; None outside of training.
-    _told: list[Any] | None = None
+    _recorded_inputs: list[Any] | None = None
 
     def observe_losses_with(self, recorder: Recorder | None) -> None:
         """Sets the function that receives the losses of training steps.
@@ -77,13 +77,13 @@ class LossFeedback(_Mixin):
         """
         self._replace("_recorder", recorder)
 
-    def thin_batches_with(self, thinner: Thinner | None) -> None:
+    def subsample_with(self, subsampler: Subsampler | None) -> None:
         """Sets the function that drops examples by the predictions of the model.
 
         Args:
-            thinner: Function that is called in each `train_step`. None trains all examples.
+            subsampler: Function that is called in each `train_step`. None trains all examples.
         """
-        self._replace("_thinner", thinner)
+        self._replace("_subsampler", subsampler)
 
     def train_with(self, comm: Communicator | None) -> None:
         """Sets the ranks over which gradients are averaged, from the next step.
@@ -109,7 +109,7 @@ class LossFeedback(_Mixin):
         """Compiles the model like `keras.Model.compile`.
 
         An optimizer that needs all gradients at once (`clipnorm`, `global_clipnorm`, `clipvalue`,
-        `gradient_accumulation_steps`, loss scaling) is converted to a `StepOptimizer`, if the
+        `gradient_accumulation_steps`, loss scaling) is converted to a `CombinedOptimizer`, if the
         embedding layers do not specify `apply`.
         """
         super().compile(reaching_rows(self, optimizer), *args, **kwargs)
@@ -170,30 +170,30 @@ class LossFeedback(_Mixin):
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:
-        before = self._told
-        object.__setattr__(self, "_told", [])
+        before = self._recorded_inputs
+        object.__setattr__(self, "_recorded_inputs", [])
         try:
             yield
         finally:
-            object.__setattr__(self, "_told", before)
+            object.__setattr__(self, "_recorded_inputs", before)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one training step and records its losses."""
         with self._training():
-            if self._thinner is not None:
-                args = (*args[:-1], self._thinned(args[-1]))
+            if self._subsampler is not None:
+                args = (*args[:-1], self._subsampled(args[-1]))
             return super().train_step(*args, **kwargs)
 
-    def _thinned(self, data: Any) -> Any:
+    def _subsampled(self, data: Any) -> Any:
         """Returns the examples of a batch to train, selected by predicted loss."""
-        assert self._thinner is not None
+        assert self._subsampler is not None
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
         self._require_click(y_pred, f"pilot='model' of {self._place()}", ", or another pilot")
         if self._gives_logits():
             y_pred = tf.sigmoid(y_pred)
         y_pred = tf.stop_gradient(tf.reshape(y_pred, [-1]))
-        return self._thinner((x, y) if weights is None else (x, y, weights), y_pred)
+        return self._subsampler((x, y) if weights is None else (x, y, weights), y_pred)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the loss like `keras.Model`, and records example losses in training.
@@ -209,18 +209,18 @@ class LossFeedback(_Mixin):
                 cross-entropy of a single output.
         """
         given = {**dict(zip(("x", "y", "y_pred", "sample_weight"), args, strict=False)), **kwargs}
-        is_training = self._told is not None and given.get("training") is not False
+        is_training = self._recorded_inputs is not None and given.get("training") is not False
         offset = self._offset_of(given.get("x")) if is_training else None
         if offset is None:
             loss = super().compute_loss(*args, **kwargs)
         else:
             loss = super().compute_loss(**{**given, "y_pred": self._shift(given["y_pred"], offset)})
-        if not is_training or self._told is None:
+        if not is_training or self._recorded_inputs is None:
             return loss
         if self._comm is not None:
             loss = self._scaled(loss, given)
         x = given.get("x")
-        if self._recorder is None or any(x is told for told in self._told):
+        if self._recorder is None or any(x is known for known in self._recorded_inputs):
             return loss
         if x is None:
             allowed = "the features of the batch: self.compute_loss(x=x, y=y, y_pred=y_pred)"
@@ -235,8 +235,10 @@ class LossFeedback(_Mixin):
         assert self._comm is not None
         notes = take_notes(given.get("x"), self._input_names())[1]
         # If this step drops examples, the batch is smaller than the note assumes.
-        if SHARE in notes and self._thinner is None and self._comm.size > 1:
-            return scale_loss_by(loss, tf.cast(tf.reduce_sum(notes[SHARE][:1]), loss.dtype))
+        if FRACTION_OF_STEP in notes and self._subsampler is None and self._comm.size > 1:
+            return scale_loss_by(
+                loss, tf.cast(tf.reduce_sum(notes[FRACTION_OF_STEP][:1]), loss.dtype)
+            )
         return scale_loss(loss, tf.shape(tf.nest.flatten(given["y"])[0])[0], self._comm)
 
     def _offset_of(self, x: Any) -> Any:
@@ -247,14 +249,14 @@ class LossFeedback(_Mixin):
         """Adds the offset to the log odds of the predictions.
 
         The offset corrects the predictions for the different keep probabilities of clicks and
-        non-clicks (`ForeseenLoss(correct="offset")`).
+        non-clicks (`PredictedLoss(correction="offset")`).
         """
-        place = f"{self._place()} by ForeseenLoss's offset"
-        self._require_click(y_pred, place, ", or correct='weight'")
+        place = f"{self._place()} by PredictedLoss's offset"
+        self._require_click(y_pred, place, ", or correction='weight'")
         config: Any = getattr(getattr(self, "loss", None), "get_config", dict)()
         smoothing = config.get("label_smoothing", 0.0)
         if smoothing:
-            allowed = "0, or correct='weight': smoothed labels have other log-odds"
+            allowed = "0, or correction='weight': smoothed labels have other log-odds"
             raise invalid("label_smoothing", smoothing, f"{self._place()}, thinned", allowed)
         y_pred = tf.cast(y_pred, tf.float32)
         offset = tf.reshape(offset, tf.shape(y_pred))
@@ -284,11 +286,11 @@ class LossFeedback(_Mixin):
         """
         if self._recorder is None:
             return None
-        if self._told is not None:
-            if any(x is told for told in self._told):
+        if self._recorded_inputs is not None:
+            if any(x is known for known in self._recorded_inputs):
                 place = f"record_losses of {self._place()}"
                 raise invalid("losses", "a second time", place, "once: compute_loss records them")
-            self._told.append(x)
+            self._recorded_inputs.append(x)
         losses = tf.stop_gradient(tf.reshape(tf.cast(losses, tf.float32), [-1]))
         labels, weights = (
             None if part is None else tf.reshape(tf.cast(part, tf.float32), [-1])

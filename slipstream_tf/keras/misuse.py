@@ -15,16 +15,16 @@ from slipstream_tf._utils.errors import invalid
 from slipstream_tf.keras.loss_feedback import LossFeedback
 
 
-def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
+def require_fit(engine: Any, model: Any, engines: Sequence[Any]) -> None:
     """Raises ValueError if an engine does not match its `fit`.
 
     Args:
         engine: The `Slipstream` of a callback.
         model: The model of the `fit`.
-        beside: The engines of all callbacks of the `fit`, including `engine`.
+        engines: The engines of all callbacks of the `fit`, including `engine`.
     """
     own = {id(store) for store in engine.store.parts}
-    number = sum(any(id(store) in own for store in other.store.parts) for other in beside)
+    number = sum(any(id(store) in own for store in other.store.parts) for other in engines)
     if number > 1:
         allowed = "one slipstream.callback() for the tables of a layer: each counts every step"
         raise invalid("callbacks", f"{number} of Slipstream", "fit", allowed)
@@ -48,9 +48,9 @@ def require_fit(engine: Any, model: Any, beside: Sequence[Any]) -> None:
         name = f"{type(model).__name__} {model.name!r}"
         raise invalid("model", name, "fit with Slipstream", allowed)
     place = f"a fit of {type(model).__name__}, which is no slip.keras.Model"
-    if engine.settings.examples.correct == "offset":
-        raise invalid("correct", "offset", place, "'weight', which travels as sample weights")
-    if engine.settings.thins_in_step:
+    if engine.settings.examples.correction == "offset":
+        raise invalid("correction", "offset", place, "'weight', which travels as sample weights")
+    if engine.settings.subsamples_in_step:
         raise invalid("pilot", "model", place, "'fm', 'linear' or 'label'")
 
 
@@ -70,7 +70,7 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
         )
     if report.window > 0:
         return
-    if engine.settings.needs_losses and not engine.are_losses_told:
+    if engine.settings.needs_losses and not engine.are_losses_recorded:
         is_bound = engine.settings.max_auc_loss is not None
         nothing = "nothing is skipped" if is_bound else "what skipping costs is not known"
         _warn(
@@ -78,11 +78,11 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
             f"{nothing}. Call `self.record_losses(x, losses, y)` in the train_step of a "
             "slip.keras.Model, or `slipstream.record_losses(x, losses, y)` in a loop of your own."
         )
-    if engine.settings.thins_in_step and not report.examples_seen:
+    if engine.settings.subsamples_in_step and not report.examples_seen:
         _warn(
-            "A window has ended in which no example was thinned: the model is the pilot, and its "
-            "own train_step does not ask it. Call `slipstream.thin(batch, predictions)` there, "
-            "or take another pilot."
+            "A window has ended in which no example was subsampled. The model is the pilot, but "
+            "its train_step does not call `slipstream.subsample(batch, predictions)`. Add the "
+            "call, or use another pilot."
         )
     (trained, read), steps = engine.batch_sizes, report.step
     if engine.comm.size > 1 or not trained or not read or report.examples_skipped:

@@ -179,7 +179,7 @@ def joined(slices: Sequence[tf.IndexedSlices | None]) -> SendBuffer:
 
 
 # Added to the square of a norm. Not a denormal number, which processors can flush to 0.
-_LEAST_SQUARE = 1e-36
+_MIN_SQUARE = 1e-36
 
 
 class StoreGradients:
@@ -194,7 +194,7 @@ class StoreGradients:
         """
         self._store, self._slices = store, list(slices)
 
-    def share(self) -> None:
+    def exchange(self) -> None:
         """Averages the gradients over the ranks, in place.
 
         A collective: all ranks must call it. All ranks receive the average. If the rows are
@@ -205,7 +205,7 @@ class StoreGradients:
         own = collected_of(self._slices)
         if own is None:
             own = self._merged(self._store.comm.size if self._store.is_spread else 1)
-        self._slices = list(by_table(self._store.share_collected(own), self._store))
+        self._slices = list(by_table(self._store.exchange_collected(own), self._store))
 
     def merge(self) -> None:
         """Sums the gradients of equal keys, in place and in their order."""
@@ -245,7 +245,7 @@ class StoreGradients:
         if self._store.is_spread and self._store.comm.size > 1:
             squares = self._store.sum_of_parts(squares)
         squares = tf.ensure_shape(squares, [len(self._slices)])
-        return tf.sqrt(squares + _LEAST_SQUARE)
+        return tf.sqrt(squares + _MIN_SQUARE)
 
     def _squares(self) -> tf.Tensor | None:
         """Returns the squared norm per table, float32 [tables], if known.

@@ -257,7 +257,7 @@ class ExportedRows:
             ]
         self.serving = ServingStore(self._tables)
 
-    def stands_in_for(self, store: Any) -> bool:
+    def replaces_in_export(self, store: Any) -> bool:
         """Returns whether a lookup must use `serving` instead of the store.
 
         True while TensorFlow writes a SavedModel, if `store` is the store of this object. Otherwise

@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf._utils.agreement import most_known, require_same
+from slipstream_tf._utils.agreement import max_known, require_same
 from slipstream_tf._utils.comm import Communicator, SingleProcess
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.checkpoint.store_state import tree_from_bytes, tree_to_bytes
 from slipstream_tf.config import DryRun, HotSet, Saturation, Window
 from slipstream_tf.data.spec import SKIPPABLE
-from slipstream_tf.distributed.batches import even_ends
+from slipstream_tf.distributed.batches import pad_to_equal_steps
 from slipstream_tf.distributed.exchange import link_of
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.engine.settings import EngineSettings
@@ -27,16 +27,15 @@ from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.policies.base import Policy
 from slipstream_tf.sampling.batches import call_at, sized
 from slipstream_tf.sampling.classifier import weigh_classes
-from slipstream_tf.sampling.look_ahead import LookAhead, announce_rows
-from slipstream_tf.sampling.notes import note_share
+from slipstream_tf.sampling.look_ahead import LookAhead, prefetch_rows
+from slipstream_tf.sampling.notes import note_fraction
 from slipstream_tf.sampling.passes import Applied, StepPlan, present_window
-from slipstream_tf.sampling.subsampling import leave_out, thin
+from slipstream_tf.sampling.subsampling import drop_examples, subsample
 from slipstream_tf.tables.sok.store import SokStore
 from slipstream_tf.tables.variable import VariableStore
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
 from slipstream_tf.telemetry.exchange_estimate import estimate_exchange
-from slipstream_tf.telemetry.ledger import Ledger
-from slipstream_tf.telemetry.run_report import RunReport
+from slipstream_tf.telemetry.savings_report import SavingsReport
 
 
 class Slipstream(tf.train.experimental.PythonState):
@@ -57,7 +56,7 @@ class Slipstream(tf.train.experimental.PythonState):
 
     `tf.train.Checkpoint(model=model, slipstream=slipstream)` saves and restores the state of the
     engine in addition to the tables. Saving applies the deferred gradients. To keep them deferred,
-    or with multiple ranks, use `distributed.JobCheckpoints(..., engine=slipstream)`.
+    or with multiple ranks, use `distributed.CheckpointManager(..., engine=slipstream)`.
 
     Example:
 
@@ -80,8 +79,10 @@ class Slipstream(tf.train.experimental.PythonState):
         window: Length of a window, warm-up and sample. Defaults to `Window()`.
         hot_set: The keys to track. Defaults to `HotSet()`.
         max_auc_loss: Upper bound of the estimated AUC loss, compared with training without
-            policies, or None for no bound. With a bound, the `share` of a policy is an upper limit.
-            Note: the estimate held on shuffled data (benchmarks/results/mask_and_defer.md) and failed
+            policies, or None for no bound. With a bound, the `fraction` of a policy is an upper
+            limit.
+            Note: the estimate held on shuffled data (benchmarks/results/mask_and_defer.md) and
+                failed
             on a changing stream, where training lost 0.0020 AUC with a bound of 0.0005
             (benchmarks/results/stream.md).
         dry_run: True or a `DryRun` makes the engine decide without saving anything. `report` then
@@ -107,9 +108,9 @@ class Slipstream(tf.train.experimental.PythonState):
         layers: The tracked layers; empty for a store.
         batch_sizes: Examples per batch of the result and of the argument of the last `apply`, as
             (result, argument). Each is None if unknown.
-        are_losses_told: Whether `record_losses` has been called.
+        are_losses_recorded: Whether `record_losses` has been called.
         is_validating: Whether a `fit` with the callback is evaluating.
-        most_batches: Maximum number of batches in a pass over the result of the last `apply`, or
+        max_batches: Maximum number of batches in a pass over the result of the last `apply`, or
             None if unknown.
 
     Raises:
@@ -147,22 +148,18 @@ class Slipstream(tf.train.experimental.PythonState):
         self._reading, self._look_ahead = LookAhead(), LookAhead()
         self._begin_window()
         self.steps = 0
-        self.are_losses_told = False
+        self.are_losses_recorded = False
         self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
         self.is_validating = False
         misuse.take_over(self, self.store)
         self.batch_sizes: tuple[int | None, int | None] = (None, None)
-        self.most_batches: int | None = None
+        self.max_batches: int | None = None
 
-    @property
-    def ledger(self) -> Ledger:
-        """Counts of saved work; print it or call `to_dict`."""
-        return Ledger(self.tracker.reports, self.settings)
-
-    def report(self) -> RunReport:
+    def report(self) -> SavingsReport:
         """Returns the savings, or in a dry run the estimated savings.
 
-        If nothing was saved, the report gives the reason. Print it or call `to_dict`.
+        If nothing was saved, the report gives the reason. Print it, or call `table` for a line per
+        window or `to_dict`.
         """
         reports, estimate = self.tracker.reports, None
         if self.settings.dry_run:
@@ -171,9 +168,8 @@ class Slipstream(tf.train.experimental.PythonState):
             link = None if self.store.wire is None else self.comm.link
             exchange = estimate_exchange(reports, link, ranks, self.store.is_spread)
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
-        present = present_window(self.tracker)
-        warmup = self.tracker.warmup_steps
-        return RunReport(self.settings, self.ledger, warmup, self.steps, estimate, present)
+        present, warmup = present_window(self.tracker), self.tracker.warmup_steps
+        return SavingsReport(reports, self.settings, warmup, self.steps, estimate, present)
 
     def apply(
         self,
@@ -198,29 +194,29 @@ class Slipstream(tf.train.experimental.PythonState):
 
         The elements of the result have the structure of `dataset`, with these exceptions:
 
-        - With `ForeseenLoss(correct="weight")`, `SkipExamples(keep=)` or `class_weight`, they are
-          `(features, label, sample_weight)`.
-        - With `ForeseenLoss(correct="offset")`, the features include "log_odds_offset", float32
+        - With `PredictedLoss(correction="weight")`, `SkipExamples(keep_rate=)` or `class_weight`,
+          they are `(features, label, sample_weight)`.
+        - With `PredictedLoss(correction="offset")`, the features include "log_odds_offset", float32
           [batch].
         - With `max_auc_loss` or `DryRun(estimates_cost=True)`, the features include "skippable",
-          bool [batch], and with multiple ranks "share_of_step", float32 [batch].
+          bool [batch], and with multiple ranks "fraction_of_step", float32 [batch].
 
-        With `ForeseenLoss(pilot="model")` the training step drops examples. `apply` then drops and
-        adds nothing except "share_of_step".
+        With `PredictedLoss(pilot="model")` the training step drops examples. `apply` then drops and
+        adds nothing except "fraction_of_step".
 
-        `ForeseenLoss` requires labels. Read the data in batches larger than `batch_size` then,
+        `PredictedLoss` requires labels. Read the data in batches larger than `batch_size` then,
         because only a part of each batch is kept.
 
-        A dry run that needs neither losses nor `ForeseenLoss` classifies only a random subset of
+        A dry run that needs neither losses nor `PredictedLoss` classifies only a random subset of
         the batches of a long window, at least 1 in 16.
 
         With multiple ranks, all ranks must call it. `dataset` contains the examples of this rank.
-        If a rank has fewer examples, empty batches follow (`distributed.even_ends`).
+        If a rank has fewer examples, empty batches follow (`distributed.pad_to_equal_steps`).
 
         Example:
 
         >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", 4)])
-        >>> slipstream = slip.Slipstream(layer, slip.SkipExamples(slip.RowDrift(), share=0.5))
+        >>> slipstream = slip.Slipstream(layer, slip.SkipExamples(slip.RowDrift(), fraction=0.5))
         >>> data = tf.data.Dataset.from_tensor_slices(({"item": [3, 5, 8, 1]}, [0, 1, 0, 0]))
         >>> [len(label) for _, label in slipstream.apply(data.batch(2))]
         [2, 2]
@@ -257,24 +253,26 @@ class Slipstream(tf.train.experimental.PythonState):
             weighed = weigh_classes(weighed, class_weight)
         # Reading may cross the end of a window, because only classification depends on the window.
         read = self._reading.read(weighed) if ahead else weighed
-        kept = self.leave_out(read, source.size, get_keys, drop_remainder)
+        kept = self.drop_examples(read, source.size, get_keys, drop_remainder)
         self.plan.batches = source.batches
         self.batch_sizes = source.size or source.given, source.given
         # Ranks with fewer batches receive empty batches.
-        self.most_batches = most_known(self.comm, source.most, "slipstream.batches")
+        self.max_batches = max_known(self.comm, source.maximum, "slipstream.batches")
         again = functools.partial(self.apply, dataset, batch_size, get_keys, drop_remainder, ahead)
         # Only models that record losses remove the notes from the features.
-        even = even_ends(kept, self.comm, note_share if self.settings.needs_losses else None)
+        even = pad_to_equal_steps(
+            kept, self.comm, note_fraction if self.settings.needs_losses else None
+        )
         for layer in self.layers:
-            even = announce_rows(even, layer.store, layer.specs, get_keys)
+            even = prefetch_rows(even, layer.store, layer.specs, get_keys)
         return Applied(
             self.read_ahead(even) if ahead else even,
-            self.most_batches,
+            self.max_batches,
             functools.partial(misuse.require_no_validation, self),
             (lambda weights: again(class_weight=weights)) if class_weight is None else None,
         )
 
-    def leave_out(
+    def drop_examples(
         self,
         dataset: tf.data.Dataset,
         batch_size: int | None = None,
@@ -284,8 +282,8 @@ class Slipstream(tf.train.experimental.PythonState):
         """Drops skippable examples and refills the batches: the first part of `apply`.
 
         Use it instead of `apply` to insert transformations between the parts. With multiple ranks,
-        `distributed.even_ends` must follow, so that all ranks have the same number of batches.
-        `read_ahead` may follow.
+        `distributed.pad_to_equal_steps` must follow, so that all ranks have the same number of
+        batches. `read_ahead` may follow.
 
         Args:
             dataset: As in `apply`.
@@ -297,26 +295,26 @@ class Slipstream(tf.train.experimental.PythonState):
             The dataset, with elements as in `apply`.
         """
         self.plan.batches = sized(dataset, batch_size).batches
-        kept = leave_out(self, dataset, batch_size, get_keys, drop_remainder)
+        kept = drop_examples(self, dataset, batch_size, get_keys, drop_remainder)
         if not self.settings.policies:
             return kept
         batches = 2 * self.tracker.window_steps
         return call_at(kept, batches, functools.partial(misuse.warn_without_steps, self, batches))
 
-    def thin(self, batch: Any, predictions: tf.Tensor) -> Any:
+    def subsample(self, batch: Any, predictions: tf.Tensor) -> Any:
         """Drops examples of a batch by the loss that the model predicts.
 
-        Call it in a custom loop with `ForeseenLoss(pilot="model")`, and train on the result.
+        Call it in a custom loop with `PredictedLoss(pilot="model")`, and train on the result.
 
         Args:
             batch: `(features, label)` or `(features, label, sample_weight)`.
             predictions: Predicted probabilities of the model, float [batch] or [batch, 1].
 
         Returns:
-            The kept examples as `(features, label, sample_weight)`. With `correct="offset"` the
+            The kept examples as `(features, label, sample_weight)`. With `correction="offset"` the
             features include "log_odds_offset", which the loss must add to the predicted log odds.
         """
-        return thin(self, batch, predictions)
+        return subsample(self, batch, predictions)
 
     def read_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset that prepares each batch while the previous batch trains.
@@ -325,7 +323,7 @@ class Slipstream(tf.train.experimental.PythonState):
         current window ends.
 
         Args:
-            dataset: Result of `leave_out`, possibly transformed.
+            dataset: Result of `drop_examples`, possibly transformed.
         """
         return self._look_ahead.read(dataset)
 
@@ -368,7 +366,7 @@ class Slipstream(tf.train.experimental.PythonState):
         Call its `classify` on batches whose keys are on the device. The engine sets the drifts and
         the threshold of this classifier at the end of each window. Before the first window ends, no
         example is skippable. If the policies do not skip examples, `skippable` is still computed
-        and all weights are 1. The ledger does not include examples that you drop with it.
+        and all weights are 1. The report does not include examples that you drop with it.
 
         Args:
             device: Device of the keys, for example "GPU:0".
@@ -377,8 +375,8 @@ class Slipstream(tf.train.experimental.PythonState):
             ValueError: A policy depends on predicted losses, which are computed on the host.
         """
         if self.settings.examples.pilot_settings:
-            allowed = "RowDrift: losses are foreseen on the host"
-            raise invalid("by", self.settings.policies, "Slipstream.classifier_on", allowed)
+            allowed = "RowDrift: losses are predicted on the host"
+            raise invalid("score", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
 
     def record_losses(
@@ -411,16 +409,16 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         if isinstance(features, Mapping):
             skippable = features.get(SKIPPABLE, skippable)
-        self.are_losses_told = True
+        self.are_losses_recorded = True
         return self.tracker.classifier.record_losses(losses, labels, skippable, weights)
 
     @property
-    def policies(self) -> Mapping[str, UpdatePolicy]:
+    def update_policies(self) -> Mapping[str, UpdatePolicy]:
         """The current `UpdatePolicy` of each tracked table, by table name."""
-        return self.tracker.policies
+        return self.tracker.update_policies
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of the engine on this rank, for `distributed.JobCheckpoints`.
+        """Returns the state of the engine on this rank, for `distributed.CheckpointManager`.
 
         Returns:
             Nested dictionaries of JSON-serializable values and arrays: key states, threshold T,
@@ -472,9 +470,8 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         if self.comm.size > 1:
             raise ValueError(
-                "A tf.train.Checkpoint has what one rank's Slipstream knows. Restore it with "
-                f"distributed.JobCheckpoints(..., engine=slipstream): there are {self.comm.size} "
-                "ranks."
+                f"A tf.train.Checkpoint has the state of one rank, but there are {self.comm.size} "
+                "ranks. Restore with distributed.CheckpointManager(..., engine=slipstream)."
             )
         self.restore([tree_from_bytes(string_value, "Slipstream")])
         self._restored = string_value

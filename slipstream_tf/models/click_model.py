@@ -316,7 +316,7 @@ class ClickModel(LossFeedback, keras.Model):
             inputs: A dictionary with "keys", in a format that `EmbeddingCollection` accepts, and,
                 unless `dense_features` is 0, "dense", float [batch, dense_features]. The notes that
                 `Slipstream.apply` adds, for example "skippable" (bool [batch]), are allowed and
-                ignored. "next_keys" (see `distributed.with_next`) is only read in training with
+                ignored. "next_keys" (see `distributed.prefetch_keys`) is only read in training with
                 embeddings that have `prefetch=True`, which require it.
             training: Whether to train the embeddings and to apply dropout.
 
@@ -349,7 +349,7 @@ class ClickModel(LossFeedback, keras.Model):
             if NEXT_KEYS not in inputs:
                 allowed = (
                     f"{NEXT_KEYS!r}, too, in training with prefetch=True: put the data through "
-                    "slipstream_tf.distributed.with_next"
+                    "slipstream_tf.distributed.prefetch_keys"
                 )
                 raise invalid("inputs", sorted(inputs), f"model {self.name!r}", allowed)
             next_keys = inputs[NEXT_KEYS]

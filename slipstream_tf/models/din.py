@@ -116,11 +116,11 @@ class DIN(ClickModel):
             raise invalid("keys", type(keys).__name__, f"model {self.name!r}", allowed)
         vectors = dict(zip(self.dims, self.look_up(keys, inputs, training), strict=True))
         steps = [vectors.pop(name) for name in self.targets]
-        is_there = [self._is_there(name, keys[name], part)
+        is_present = [self._is_there(name, keys[name], part)
                     for name, part in zip(self.targets, steps, strict=True)]  # fmt: skip
         of_steps = tf.concat([padded_steps(part) for part in steps], axis=2)
         target = tf.concat([vectors[name] for name in self.targets.values()], axis=1)
-        interest = self._interest(of_steps, target, tf.reduce_any(is_there, axis=0), training)
+        interest = self._interest(of_steps, target, tf.reduce_any(is_present, axis=0), training)
         parts = [interest, *vectors.values()]
         if dense is not None:
             parts.insert(0, tf.cast(dense, self.compute_dtype))
@@ -140,21 +140,21 @@ class DIN(ClickModel):
         keys = tf.convert_to_tensor(keys)
         return tf.ones(tf.shape(keys), tf.bool) if padding is None else keys != padding
 
-    def _interest(self, steps: Any, target: Any, is_there: Any, training: bool | None) -> Any:
+    def _interest(self, steps: Any, target: Any, is_present: Any, training: bool | None) -> Any:
         """Returns the sum of the steps weighted by attention, [batch, width].
 
         Args:
             steps: Embeddings of the histories, [batch, steps, width].
             target: Embeddings of their targets, [batch, width].
-            is_there: bool [batch, steps], False for padding, which gets weight 0.
+            is_present: bool [batch, steps], False for padding, which gets weight 0.
             training: As in `call`.
         """
         target = tf.broadcast_to(target[:, tf.newaxis], tf.shape(steps))
         compared = tf.concat([steps, target, steps - target, steps * target], axis=2)
         compared = tf.reshape(compared, [-1, 4 * steps.shape[2]])
         weights = self.attention(compared, training=training)
-        weights = tf.cast(tf.reshape(weights, tf.shape(is_there)), steps.dtype)
-        weights = tf.where(is_there, weights, tf.zeros([], steps.dtype))
+        weights = tf.cast(tf.reshape(weights, tf.shape(is_present)), steps.dtype)
+        weights = tf.where(is_present, weights, tf.zeros([], steps.dtype))
         return tf.einsum("bt,btd->bd", weights, steps)
 
     def input_signature(self) -> dict[str, Any]:

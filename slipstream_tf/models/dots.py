@@ -228,16 +228,16 @@ class TBSM(DotsModel):
         """
         dense, keys = self._split(inputs)
         padded = _padded_keys(keys, self.name)
-        is_there = tf.reduce_any([part != PADDING_KEY for part in padded.values()], axis=0)
+        is_present = tf.reduce_any([part != PADDING_KEY for part in padded.values()], axis=0)
         rows = [padded_steps(part) for part in self.look_up(keys, inputs, training)]
         vectors = tf.reshape(tf.stack(rows, axis=2), [-1, len(rows), self.dim])
-        steps = tf.shape(is_there)
+        steps = tf.shape(is_present)
         vectors = self._step_vectors(dense, vectors, training)
         vectors = tf.reshape(vectors, [steps[0], steps[1], self.step_widths[-1]])
         # The index of the last step without padding; the last step if all steps are padding.
-        last = steps[1] - 1 - tf.argmax(is_there[:, ::-1], axis=1, output_type=tf.int32)
+        last = steps[1] - 1 - tf.argmax(is_present[:, ::-1], axis=1, output_type=tf.int32)
         scored = tf.gather(vectors, last, batch_dims=1)
-        is_history = is_there & (tf.range(steps[1]) < last[:, tf.newaxis])
+        is_history = is_present & (tf.range(steps[1]) < last[:, tf.newaxis])
         contexts = self.attention(scored, vectors, is_history)
         logits = self.top(tf.concat([scored, contexts], axis=1), training=training)
         return self.prediction(logits)

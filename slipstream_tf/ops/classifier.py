@@ -44,7 +44,7 @@ class KeptInputs(NamedTuple):
     skippable: tf.Tensor
 
 
-MODES = ("none", "drift", "foreseen_loss", "random")
+MODES = ("none", "drift", "predicted_loss", "random")
 # Arrays of `InputClassifier.export_window`.
 WINDOW = {
     "sums": np.float64,
@@ -84,7 +84,7 @@ class InputClassifier:
 
     The skip score of an example with m lookups is its ceil(alpha * m)-th smallest drift, where
     untracked keys count as +inf. The score of an example without lookups is +inf. With predicted
-    losses (`foresee`) the score is |label - prediction| of a pilot, a small model that is trained
+    losses (`subsample`) the score is |label - prediction| of a pilot, a small model that is trained
     in the same call.
 
     The class is thread-safe. The C++ resource is released with the last object, `tf.function` or
@@ -183,7 +183,7 @@ class InputClassifier:
             result = op(handle=self._handle, observe=observe, **arguments)
         return Classified(result.skippable, result.score, result.weight)
 
-    def foresee(
+    def subsample(
         self, inputs: Any, specs: Sequence[features.FeatureSpec], labels: Any, weights: Any = None
     ) -> KeptInputs:
         """Returns the examples to keep by predicted loss, and trains the pilot.
@@ -199,9 +199,9 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: As for `classify`, or a label or weight is out of range.
                 The classifier is unchanged then.
         """
-        return self._foresee(self._keys(inputs, specs), labels, weights)
+        return self._subsample(self._keys(inputs, specs), labels, weights)
 
-    def foresee_by(self, labels: Any, predictions: Any, weights: Any = None) -> KeptInputs:
+    def subsample_by(self, labels: Any, predictions: Any, weights: Any = None) -> KeptInputs:
         """Returns the examples to keep by the predictions of the trained model.
 
         Args:
@@ -217,7 +217,7 @@ class InputClassifier:
         ids = {"": tf.zeros_like(labels, tf.int64)}
         packed = features.pack(ids, [features.FeatureSpec("", "")])
         keys = {"feature_table": [len(self._tables)], **packed.arguments()}
-        return self._foresee(keys, labels, weights, predictions)
+        return self._subsample(keys, labels, weights, predictions)
 
     def _keys(self, inputs: Any, specs: Sequence[features.FeatureSpec]) -> dict[str, Any]:
         """Returns the op arguments for the keys of a batch."""
@@ -225,7 +225,7 @@ class InputClassifier:
         tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
         return {"feature_table": tables, **packed.arguments()}
 
-    def _foresee(
+    def _subsample(
         self, keys: dict[str, Any], labels: Any, weights: Any, predictions: Any = None
     ) -> KeptInputs:
         given = {"labels": labels, "sample_weights": weights, "predictions": predictions}
@@ -234,7 +234,7 @@ class InputClassifier:
             for name, value in given.items()
         }
         with tf.device("CPU:0"):
-            op = _loader.library().slipstream_foresee_inputs
+            op = _loader.library().slipstream_subsample_inputs
             result = op(handle=self._handle, **values, **keys)
         return KeptInputs(result.rows, result.correction, result.offset, result.skippable)
 
@@ -280,20 +280,20 @@ class InputClassifier:
         self,
         mode: str,
         threshold: float = 0.0,
-        random_share: float = 0.0,
+        random_fraction: float = 0.0,
         keep_rate: float = 0.0,
         shadow: bool = False,
     ) -> None:
         """Sets the rule for skippable examples from the next batch on.
 
         Args:
-            mode: "none"; "drift" or "foreseen_loss": examples with a score below the threshold are
-                skippable; "random": each example is skippable with probability `random_share`,
+            mode: "none"; "drift" or "predicted_loss": examples with a score below the threshold are
+                skippable; "random": each example is skippable with probability `random_fraction`,
                 determined by the seed and the number of the example.
             threshold: At least 0; may be infinite.
-            random_share: Probability of a skippable example, 0 to 1.
+            random_fraction: Probability of a skippable example, 0 to 1.
             keep_rate: With "drift", the fraction of the skippable examples that is kept with weight
-                1 / keep_rate, in [0, 1). With "foreseen_loss", the minimum keep probability, in
+                1 / keep_rate, in [0, 1). With "predicted_loss", the minimum keep probability, in
                 (0, 1): a skippable example is kept with probability max(score / threshold,
                 keep_rate). Not used with "random".
             shadow: Whether to keep every example with weight 1, for a dry run.
@@ -305,20 +305,20 @@ class InputClassifier:
         require_choice("mode", mode, MODES, place)
         if not threshold >= 0.0:
             raise invalid("threshold", threshold, place, "a number >= 0")
-        require_number("random_share", random_share, 0.0, 1.0, place)
+        require_number("random_fraction", random_fraction, 0.0, 1.0, place)
         require_number("keep_rate", keep_rate, 0.0, 1.0, place)
         if keep_rate == 1.0:
             raise invalid("keep_rate", keep_rate, place, "a number below 1")
         _loader.library().slipstream_classifier_configure(
             handle=self._handle,
             threshold=tf.constant(threshold, tf.float32),
-            random_share=tf.constant(random_share, tf.float64),
+            random_fraction=tf.constant(random_fraction, tf.float64),
             keep_rate=tf.constant(keep_rate, tf.float64),
             mode=mode,
             is_shadow=shadow,
         )
         for copy in self._copies:
-            copy.configure(mode, threshold, random_share, keep_rate, shadow)
+            copy.configure(mode, threshold, random_fraction, keep_rate, shadow)
 
     def record_losses(self, losses: Any, labels: Any, skippable: Any, weights: Any = None) -> Any:
         """Adds the losses of a training batch to the statistics.

@@ -112,24 +112,24 @@ class DriftClassifier:
         self,
         mode: str,
         threshold: float = 0.0,
-        random_share: float = 0.0,
+        random_fraction: float = 0.0,
         keep_rate: float = 0.0,
         shadow: bool = False,
     ) -> None:
         """Sets the rule for skippable examples from the next batch on.
 
-        The arguments are described in `InputClassifier.configure`, but the mode "foreseen_loss" is
+        The arguments are described in `InputClassifier.configure`, but the mode "predicted_loss" is
         not supported.
 
         Raises:
-            ValueError: The mode is unknown or "foreseen_loss".
+            ValueError: The mode is unknown or "predicted_loss".
             tf.errors.InvalidArgumentError: A number is out of range.
         """
         require_choice("mode", mode, MODES, "DriftClassifier.configure")
         with tf.device("CPU:0"):
             numbers = {
                 "threshold": tf.constant(threshold, tf.float32),
-                "random_share": tf.constant(random_share, tf.float64),
+                "random_fraction": tf.constant(random_fraction, tf.float64),
                 "keep_rate": tf.constant(keep_rate, tf.float64),
             }
         _loader.library().slipstream_drift_classifier_configure(

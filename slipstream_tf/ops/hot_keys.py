@@ -15,7 +15,7 @@ _LARGEST_LOG2_WIDTH = 30
 # multiple of 1/256 access.
 _UNIT = 256
 # Marks a counter without a key.
-_NOBODY = np.int64(np.iinfo(np.int64).min)
+_NO_OWNER = np.int64(np.iinfo(np.int64).min)
 
 
 class HotKeySketch:
@@ -95,7 +95,7 @@ class HotKeySketch:
         require_integer("k", k, 0, None, "HotKeySketch.hottest")
         # A key occurs once for each counter that remembers it.
         keys = tf.sort(_loader.library().slipstream_hot_key_candidates(handle=self.handle))
-        is_first = tf.concat([[True], keys[1:] != keys[:-1]], 0) & (keys != _NOBODY)
+        is_first = tf.concat([[True], keys[1:] != keys[:-1]], 0) & (keys != _NO_OWNER)
         found = _loader.library().slipstream_estimate_accesses(handle=self.handle, keys=keys)
         # For equal counts, top_k returns the lower index first, which is the smaller key.
         top = tf.math.top_k(tf.where(is_first, found, 0), min(k, int(tf.size(keys))))

@@ -60,8 +60,8 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
         )
     except tf.errors.InvalidArgumentError as error:
         # Remove the names of the op and its node, which do not help the user.
-        told = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
-        raise ValueError(f"Invalid Table: {told}.") from None
+        details = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
+        raise ValueError(f"Invalid Table: {details}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,7 +291,7 @@ class SpillStatistics:
         disk_bytes: Bytes of the files.
         rows_read: Number of rows read from disk by lookups and other operations.
         rows_read_ahead: Part of `rows_read` that was already being read because the keys were
-            announced.
+            prefetched.
         rows_written: Number of rows written to disk, including compaction.
     """
 
@@ -309,12 +309,12 @@ def spill_statistics(handle: tf.Tensor) -> SpillStatistics:
     return SpillStatistics(*(int(v) for v in values))
 
 
-def announce(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
+def prefetch_keys(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
     """Starts to read the rows of keys int64 [n] from disk.
 
     The call does not wait for the rows. It has no effect on a table with all rows in memory.
     """
-    return _loader.library().slipstream_table_announce(handle=handle, keys=keys)
+    return _loader.library().slipstream_table_prefetch_rows(handle=handle, keys=keys)
 
 
 def step(handle: tf.Tensor) -> tf.Tensor:
@@ -406,7 +406,7 @@ def export_replicas(handle: tf.Tensor) -> dict[str, np.ndarray]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Changes:
+class TableChanges:
     """Changes of a table's rows since an earlier call of `export_changes`.
 
     Attributes:
@@ -426,7 +426,7 @@ class Changes:
     number: int
 
 
-def export_changes(handle: tf.Tensor, since: int) -> Changes:
+def export_changes(handle: tf.Tensor, since: int) -> TableChanges:
     """Returns the rows that changed since an earlier call (eager only).
 
     The result is sorted by key. Deferred gradients are not applied.
@@ -441,7 +441,7 @@ def export_changes(handle: tf.Tensor, since: int) -> Changes:
     result = _loader.library().slipstream_table_export_changes(handle=handle, since=since)
     removed, decays = result.removed.numpy(), result.decays.numpy()
     contents, number = to_arrays(result, EXPORTED), int(result.number)
-    return Changes(contents, removed, decays, bool(result.is_all), number)
+    return TableChanges(contents, removed, decays, bool(result.is_all), number)
 
 
 def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = False) -> None:

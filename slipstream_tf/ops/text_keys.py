@@ -61,9 +61,9 @@ def hash_texts(texts: tf.Tensor) -> tf.Tensor:
 def _hash_distinct(texts: tf.Tensor) -> tf.Tensor:
     lengths = tf.strings.length(texts)
     blocks = tf.maximum((lengths + _BLOCK_BYTES - 1) // _BLOCK_BYTES, 1)
-    most = tf.reduce_max(tf.concat([blocks, [1]], 0))
-    decoded = tf.io.decode_raw(texts, tf.int64, fixed_length=most * _BLOCK_BYTES)
-    words = tf.reshape(tf.bitcast(decoded, tf.uint64), [-1, most, _WORDS])
+    maximum = tf.reduce_max(tf.concat([blocks, [1]], 0))
+    decoded = tf.io.decode_raw(texts, tf.int64, fixed_length=maximum * _BLOCK_BYTES)
+    words = tf.reshape(tf.bitcast(decoded, tf.uint64), [-1, maximum, _WORDS])
     parameters = np.array([0x01010000 ^ _DIGEST_BYTES, *[0] * 7], np.uint64)
     state = tf.tile((_IV ^ parameters)[:, np.newaxis], [1, tf.size(texts)])
 
@@ -72,7 +72,7 @@ def _hash_distinct(texts: tf.Tensor) -> tf.Tensor:
         after = _compress(state, tf.transpose(words[:, block]), count, block + 1 >= blocks)
         return block + 1, tf.where(block < blocks, after, state)
 
-    _, state = tf.while_loop(lambda block, _: block < most, add, (tf.constant(0), state))
+    _, state = tf.while_loop(lambda block, _: block < maximum, add, (tf.constant(0), state))
     keys = tf.bitcast(state[0], tf.int64)
     is_reserved = tf.reduce_any([tf.equal(keys, reserved) for reserved in _RESERVED], axis=0)
     return tf.where(is_reserved, keys + np.int64(1 << 62), keys)

@@ -82,15 +82,15 @@ def get(identifier: Any) -> SparseOptimizer:
 def _of_keras(name: str, config: dict[str, Any]) -> SparseOptimizer:
     place = "embedding tables"
     if name not in _SAME_AS_KERAS:
-        rules = ", ".join(f"{cls.__name__}(...)" for cls in _RULES)
-        allowed = f"slipstream_tf.optimizers.{rules}, which leave rows that a batch lacks alone"
+        names = ", ".join(f"{cls.__name__}(...)" for cls in _RULES)
+        allowed = f"slipstream_tf.optimizers.{names}, which leave rows that a batch lacks alone"
         raise invalid("optimizer", f"keras.optimizers.{name}", place, allowed)
-    rule, settings = _SAME_AS_KERAS[name]
+    cls, settings = _SAME_AS_KERAS[name]
     for setting in _BEYOND:
         if config.get(setting):
             allowed = f"a keras.optimizers.{name} without it, or slipstream_tf.optimizers.{name}"
             raise invalid(setting, config[setting], f"keras.optimizers.{name} of {place}", allowed)
-    return rule(config["learning_rate"], **{setting: config[setting] for setting in settings})
+    return cls(config["learning_rate"], **{setting: config[setting] for setting in settings})
 
 
 def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
     return {"class_name": type(optimizer).__name__, "config": config}
 
 
-def rule_of(table: Any, optimizer: Any) -> SparseOptimizer:
+def optimizer_of(table: Any, optimizer: Any) -> SparseOptimizer:
     """Returns the optimizer of a `Table`, or the default.
 
     Args:
@@ -126,19 +126,19 @@ def rule_of(table: Any, optimizer: Any) -> SparseOptimizer:
     return Adagrad() if optimizer is None else get(optimizer)
 
 
-def the_one_of(tables: Sequence[Any], optimizer: Any, place: str) -> SparseOptimizer:
+def shared_optimizer(tables: Sequence[Any], optimizer: Any, place: str) -> SparseOptimizer:
     """Returns the optimizer that all tables share.
 
     Args:
         tables: The `Table`s, at least one.
-        optimizer: Default for tables without an optimizer, as in `rule_of`.
+        optimizer: Default for tables without an optimizer, as in `optimizer_of`.
         place: Name of the caller for the error message.
 
     Raises:
         ValueError: The tables have different optimizers.
     """
-    rules = [rule_of(table, optimizer) for table in tables]
-    if any(serialize(rule) != serialize(rules[0]) for rule in rules):
-        told = {table.name: rule for table, rule in zip(tables, rules, strict=True)}
-        raise invalid("optimizer", told, place, "the same rule and rate for all tables")
-    return rules[0]
+    chosen = [optimizer_of(table, optimizer) for table in tables]
+    if any(serialize(own) != serialize(chosen[0]) for own in chosen):
+        details = {table.name: own for table, own in zip(tables, chosen, strict=True)}
+        raise invalid("optimizer", details, place, "the same optimizer and rate for all tables")
+    return chosen[0]

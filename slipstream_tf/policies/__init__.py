@@ -7,14 +7,14 @@ or defer. The engine only uses the `Policy` interface.
 """
 
 from slipstream_tf.policies.gradients import DeferGradients, Interval, MaskGradients, Movement
-from slipstream_tf.policies.predicted_loss import ForeseenLoss
+from slipstream_tf.policies.predicted_loss import PredictedLoss
 from slipstream_tf.policies.skip_examples import SkipExamples
 
 __all__ = [
     "DeferGradients",
-    "ForeseenLoss",
     "Interval",
     "MaskGradients",
     "Movement",
+    "PredictedLoss",
     "SkipExamples",
 ]

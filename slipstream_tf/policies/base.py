@@ -7,7 +7,7 @@ from typing import Any
 from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 
-DEFAULT_SHARE = 0.3
+DEFAULT_FRACTION = 0.3
 """Default fraction of the hot examples that should be skippable, from which the threshold T is
 computed. An example is hot if the engine tracks its keys, so that its score is finite."""
 
@@ -59,16 +59,16 @@ class Decisions:
         probes_every: A saturated key is probed (trained like any key, to measure its drift again)
             in one of `probes_every` windows. 0 disables probes. None accepts the value of the other
             policies.
-        steered_by: The setting that `max_auc_loss` adjusts: "share", "movement", or "" if the
+        steered_by: The setting that `max_auc_loss` adjusts: "fraction", "movement", or "" if the
             policy does not follow `max_auc_loss`.
-        correct: How examples that are subsampled by predicted loss are corrected: "weight",
+        correction: How examples that are subsampled by predicted loss are corrected: "weight",
             "offset", or "" if examples are not subsampled by predicted loss.
     """
 
     alpha: float = 1.0
     probes_every: int | None = None
     steered_by: str = ""
-    correct: str = ""
+    correction: str = ""
 
     @property
     def pilot_settings(self) -> dict[str, Any]:
@@ -83,15 +83,15 @@ class Decisions:
         """
         return {}
 
-    def next_state(self, state: Mapping[str, Any], losses: Any, share: float) -> dict[str, Any]:
+    def next_state(self, state: Mapping[str, Any], losses: Any, fraction: float) -> dict[str, Any]:
         """Returns the state of the policy in the window that begins.
 
         Args:
             state: State during the window that ends, from `initial_state` or `next_state`.
             losses: float32 [n], the predicted-loss scores of a sample of the window's examples, or
                 None if there are no such scores.
-            share: Fraction of the hot examples that should be skippable in the next window, already
-                bounded by `max_auc_loss`.
+            fraction: Fraction of the hot examples that should be skippable in the next window,
+                already bounded by `max_auc_loss`.
         """
         return dict(state)
 
@@ -115,28 +115,29 @@ class Policy(Decisions):
     Attributes:
         acts_on: "examples", "gradients", or "" for a policy that changes neither. At most one
             policy may act on examples, and at most one on gradients.
-        keep: Fraction of the skippable examples that is trained nevertheless, with weight 1 / keep.
-        withholds_saturated: Whether the policy masks or defers exactly the gradients of saturated
+        keep_rate: Fraction of the skippable examples that is trained nevertheless, with weight 1 /
+            keep.
+        filters_saturated: Whether the policy masks or defers exactly the gradients of saturated
             keys.
         loses_gradients: Whether the masked gradients are lost, instead of applied later.
         weighs_examples: Whether the policy changes sample weights.
-        gives_key_share: Whether the user set the fraction that `key_share` returns, so that
+        sets_key_fraction: Whether the user set the fraction that `key_fraction` returns, so that
             `Saturation(threshold=)` would contradict it.
         verb: Word for reports: "skipped", "masked" or "deferred"; "" if the policy saves nothing.
-        columns: Columns of `telemetry.ledger` that show the savings of the policy.
+        columns: Columns of `telemetry.savings_report` that show the savings of the policy.
     """
 
     acts_on = ""
-    keep = 0.0
-    withholds_saturated = False
+    keep_rate = 0.0
+    filters_saturated = False
     loses_gradients = False
     weighs_examples = False
-    gives_key_share = False
+    sets_key_fraction = False
     verb = ""
     columns: tuple[str, ...] = ()
 
     @property
-    def key_share(self) -> float | None:
+    def key_fraction(self) -> float | None:
         """Fraction of the hot examples that should be skippable by drift.
 
         The engine computes the threshold T from it. None means that the policy does not depend on
@@ -145,17 +146,19 @@ class Policy(Decisions):
         return None
 
     @property
-    def target_share(self) -> float | None:
+    def target_fraction(self) -> float | None:
         """Fraction of the hot examples to save on, before `max_auc_loss` lowers it.
 
         None means that the policy has no such target.
         """
-        return self.key_share
+        return self.key_fraction
 
     def require_fit(self, tables: Tables) -> None:
         """Raises ValueError if the policy cannot work with these tables."""
 
-    def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
+    def classifier_settings(
+        self, state: Mapping[str, Any], begins: Begins
+    ) -> dict[str, Any] | None:
         """Returns the rule by which the input classifier finds skippable examples.
 
         Args:
@@ -167,7 +170,7 @@ class Policy(Decisions):
         """
         return None
 
-    def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy | None:
+    def update_policy_of(self, table: Table, tables: Tables) -> UpdatePolicy | None:
         """Returns the update policy of a table after the warm-up.
 
         Args:
@@ -187,7 +190,7 @@ class Policy(Decisions):
         """
         return None
 
-    def told(self, rows: UpdateCounts) -> str:
+    def report_text(self, rows: UpdateCounts) -> str:
         """Returns report text about why deferred gradients were applied.
 
         Args:

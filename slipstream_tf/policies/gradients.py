@@ -15,12 +15,12 @@ from slipstream_tf.ops.update_policy import (
     UpdatePolicy,
     deferred_row_bytes,
 )
-from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Policy, Tables
+from slipstream_tf.policies.base import DEFAULT_FRACTION, Begins, Policy, Tables
 
 # AUC loss if deferring postpones a movement of one learning rate. The measured range is 0.002 to
 # 0.006 (Adagrad on the news clicks of globo, learning rates 0.05 and 0.1, movements of 0.05 to 0.2
 # learning rates, 4 simulated ranks). The upper limit is doubled for safety.
-LEAST_AUC_LOSS_PER_RATE = 0.002
+MIN_AUC_LOSS_PER_RATE = 0.002
 AUC_LOSS_PER_RATE = 0.012
 
 # Default maximum movement that is postponed, as a multiple of the learning rate. On globo (Adagrad,
@@ -105,14 +105,14 @@ def auc_loss_of_movement(movement: float, learning_rate: float) -> tuple[float, 
         (minimum, maximum) AUC loss: the smallest measured loss, and twice the largest.
     """
     rates = movement / learning_rate
-    return rates * LEAST_AUC_LOSS_PER_RATE, rates * AUC_LOSS_PER_RATE
+    return rates * MIN_AUC_LOSS_PER_RATE, rates * AUC_LOSS_PER_RATE
 
 
-def _share_of(policy: Any) -> float | None:
+def _fraction_of(policy: Any) -> float | None:
     """Returns the validated fraction of an `Interval` or a `MaskGradients`."""
-    if policy.share is None:
+    if policy.fraction is None:
         return None
-    return require_number("share", policy.share, 0.0, 1.0, type(policy).__name__, True)
+    return require_number("fraction", policy.fraction, 0.0, 1.0, type(policy).__name__, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,17 +131,17 @@ class Interval:
 
     Args:
         steps: Maximum number of steps for which a gradient is deferred, at least 1.
-        share: Fraction of the hot examples (examples with only tracked keys) that should have
+        fraction: Fraction of the hot examples (examples with only tracked keys) that should have
             only saturated keys, in (0, 1]. The threshold T follows from it. Defaults to 0.3, unless
             `Saturation(threshold=)` sets T.
     """
 
     steps: int = 20
-    share: float | None = None
+    fraction: float | None = None
 
     def __post_init__(self) -> None:
         require_integer("steps", self.steps, 1, None, "Interval")
-        object.__setattr__(self, "share", _share_of(self))
+        object.__setattr__(self, "fraction", _fraction_of(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +172,7 @@ class DeferGradients(Policy):
     memory: int | str = "64MiB"
     acts_on = "gradients"
     verb = "deferred"
-    columns = ("rows", "sent", "sent share")
+    columns = ("rows", "sent", "sent fraction")
 
     def __post_init__(self) -> None:
         if not isinstance(self.until, (Movement, Interval)):
@@ -181,26 +181,26 @@ class DeferGradients(Policy):
         parse_bytes("memory", self.memory, "DeferGradients")
 
     @property
-    def withholds_saturated(self) -> bool:  # type: ignore[override]
+    def filters_saturated(self) -> bool:  # type: ignore[override]
         return isinstance(self.until, Interval)
 
     @property
     def probes_every(self) -> int | None:  # type: ignore[override]
-        return 10 if self.withholds_saturated else None
+        return 10 if self.filters_saturated else None
 
     @property
     def steered_by(self) -> str:  # type: ignore[override]
-        return "share" if self.withholds_saturated else "movement"
+        return "fraction" if self.filters_saturated else "movement"
 
     @property
-    def key_share(self) -> float | None:
+    def key_fraction(self) -> float | None:
         if isinstance(self.until, Movement):
             return None
-        return DEFAULT_SHARE if self.until.share is None else self.until.share
+        return DEFAULT_FRACTION if self.until.fraction is None else self.until.fraction
 
     @property
-    def gives_key_share(self) -> bool:  # type: ignore[override]
-        return isinstance(self.until, Interval) and self.until.share is not None
+    def sets_key_fraction(self) -> bool:  # type: ignore[override]
+        return isinstance(self.until, Interval) and self.until.fraction is not None
 
     def require_fit(self, tables: Tables) -> None:
         """Raises ValueError if the tables do not support these settings.
@@ -231,8 +231,8 @@ class DeferGradients(Policy):
             allowed = "None: the bound sets it"
             raise invalid("distance", given, "Movement with max_auc_loss", allowed)
 
-    def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:
-        max_rows = self._most_rows(table.name, tables)
+    def update_policy_of(self, table: Table, tables: Tables) -> UpdatePolicy:
+        max_rows = self._max_rows(table.name, tables)
         if isinstance(self.until, Interval):
             return UpdatePolicy("defer", "interval", max_age=self.until.steps, max_rows=max_rows)
         movement = self.until.of(tables.rates[table.name], tables.max_auc_loss)
@@ -252,13 +252,13 @@ class DeferGradients(Policy):
         losses = [auc_loss_of_movement(until.of(r, tables.max_auc_loss), r) for r in rates]
         return max(losses, key=lambda loss: loss[1])
 
-    def told(self, rows: UpdateCounts) -> str:
+    def report_text(self, rows: UpdateCounts) -> str:
         return (
             f"{rows.due_by_movement:,} by movement, {rows.due_by_age:,} by age, "
             f"{rows.flushed:,} flushed, {rows.over_budget:,} over budget"
         )
 
-    def _most_rows(self, table: str, tables: Tables) -> int:
+    def _max_rows(self, table: str, tables: Tables) -> int:
         """Returns the maximum number of rows of a table with deferred gradients.
 
         The memory is divided among the tables. Small tables together use at most half of the memory
@@ -301,46 +301,46 @@ class MaskGradients(Policy):
 
     Example:
 
-    >>> slip.MaskGradients(share=0.2).share
+    >>> slip.MaskGradients(fraction=0.2).fraction
     0.2
 
     Args:
-        share: Fraction of the hot examples (examples with only tracked keys) that should have
+        fraction: Fraction of the hot examples (examples with only tracked keys) that should have
             only saturated keys, in (0, 1]. The threshold T follows from it. Defaults to 0.3, unless
             `Saturation(threshold=)` sets T.
         decay_moments: Whether moments and velocities of rows with a masked gradient decay, as with
             a gradient of 0. The values of such a row do not change.
     """
 
-    share: float | None = None
+    fraction: float | None = None
     decay_moments: bool = False
     acts_on = "gradients"
-    withholds_saturated = True
+    filters_saturated = True
     probes_every = 10
-    steered_by = "share"
+    steered_by = "fraction"
     loses_gradients = True
     verb = "masked"
-    columns = ("rows", "masked", "masked share")
+    columns = ("rows", "masked", "masked fraction")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "share", _share_of(self))
+        object.__setattr__(self, "fraction", _fraction_of(self))
         if not isinstance(self.decay_moments, bool):
             raise invalid("decay_moments", self.decay_moments, "MaskGradients", "True or False")
 
     @property
-    def key_share(self) -> float:
-        return DEFAULT_SHARE if self.share is None else self.share
+    def key_fraction(self) -> float:
+        return DEFAULT_FRACTION if self.fraction is None else self.fraction
 
     @property
-    def gives_key_share(self) -> bool:  # type: ignore[override]
-        return self.share is not None
+    def sets_key_fraction(self) -> bool:  # type: ignore[override]
+        return self.fraction is not None
 
-    def example_rule(self, state: Any, begins: Begins) -> dict[str, Any] | None:
+    def classifier_settings(self, state: Any, begins: Begins) -> dict[str, Any] | None:
         """Returns a rule that counts skippable examples but drops none.
 
         The counts serve the estimate of the AUC loss.
         """
         return {"mode": "drift", "threshold": begins.threshold, "shadow": True}
 
-    def gradient_rule(self, table: Table, tables: Tables) -> UpdatePolicy:
+    def update_policy_of(self, table: Table, tables: Tables) -> UpdatePolicy:
         return UpdatePolicy(mode="mask", decay_skipped=self.decay_moments)

@@ -12,34 +12,34 @@ from typing import Any
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf.config import parse_bytes
 from slipstream_tf.policies.skip_examples import Score
-from slipstream_tf.policies.threshold import find_thinning, value_of_thinned
+from slipstream_tf.policies.threshold import find_subsampling_threshold, value_of_dropped
 
 _PILOTS = ("label", "linear", "fm", "model")
 _CORRECTIONS = ("weight", "offset")
-# Default floor as a multiple of the kept fraction. On globo (news clicks) a floor four times lower
-# reached the same AUC, but its weights are up to four times as large.
-_FLOOR = 0.4
+# Default minimum keep probability as a multiple of the kept fraction. On globo (news clicks) a
+# factor four times lower reached the same AUC, but its weights are up to four times as large.
+_MIN_KEEP_FACTOR = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
-class ForeseenLoss(Score):
+class PredictedLoss(Score):
     """Scores examples by the loss that a small pilot model predicts.
 
     Before the model sees a batch, the pilot predicts each label. The score is |label - prediction|.
-    An example is kept with a probability proportional to its score, between `floor` and 1. Easy
-    examples, for example most negatives of a click log, are therefore dropped most often. Kept
-    examples are corrected by a weight or a logit offset, so that training aims at the same solution
-    as on the full data. The pilot trains on the kept examples from the first step.
+    An example is kept with a probability proportional to its score, between `min_keep_probability`
+    and 1. Easy examples, for example most negatives of a click log, are therefore dropped most
+    often. Kept examples are corrected by a weight or a logit offset, so that training aims at the
+    same solution as on the full data. The pilot trains on the kept examples from the first step.
 
     Labels must be in [0, 1], for example clicks. If an example has multiple labels, the largest
     label counts.
 
     Example:
 
-    >>> policy = slip.SkipExamples(slip.ForeseenLoss(pilot="linear"), share=0.8)
-    >>> policy.by.pilot
+    >>> policy = slip.SkipExamples(slip.PredictedLoss(pilot="linear"), fraction=0.8)
+    >>> policy.score.pilot
     'linear'
-    >>> policy.share
+    >>> policy.fraction
     0.8
 
     Args:
@@ -47,13 +47,13 @@ class ForeseenLoss(Score):
             regression over the keys. "label": the base rate, which is uniform negative sampling.
             "model": the forward pass of the trained model (`slip.keras.Model`), which is computed
             for every example.
-        correct: "weight" multiplies the sample weight by 1 / keep probability. "offset" adds
+        correction: "weight" multiplies the sample weight by 1 / keep probability. "offset" adds
             log(keep probability with label 1 / keep probability with label 0) to the predicted
             log-odds during training. "offset" requires `slip.models` or a `slip.keras.Model` with
             one output, binary cross-entropy, and labels of 0 and 1.
-        floor: Minimum keep probability, in (0, 1). It bounds the weights by 1 / floor, so that an
-            example with a badly predicted loss cannot dominate a batch. Defaults to 0.4 times the
-            kept fraction, 1 - `SkipExamples.share`.
+        min_keep_probability: Minimum keep probability, in (0, 1). It bounds the weights by 1 /
+            min_keep_probability, so that an example with a badly predicted loss cannot dominate a
+            batch. Defaults to 0.4 times the kept fraction, 1 - `SkipExamples.fraction`.
         factors: Number of values per factor vector of "fm", 1 to 8.
         memory: Memory for the parameters of "linear" and "fm", in bytes or as text such as "32MiB".
             It is part of `HotSet.memory`. A key uses a bucket of 64 bytes ("fm"), 32 bytes ("fm"
@@ -62,39 +62,46 @@ class ForeseenLoss(Score):
     """
 
     pilot: str = "fm"
-    correct: str = "weight"
-    floor: float | None = None
+    correction: str = "weight"
+    min_keep_probability: float | None = None
     factors: int = 8
     memory: int | str = "32MiB"
-    default_share = 0.5
+    default_fraction = 0.5
     steered_by = ""
     probes_every = None
 
     def __post_init__(self) -> None:
-        place = "ForeseenLoss"
+        place = "PredictedLoss"
         require_choice("pilot", self.pilot, _PILOTS, place)
-        require_choice("correct", self.correct, _CORRECTIONS, place)
-        if self.floor is not None:
-            floor = require_number("floor", self.floor, 0.0, 1.0, place, open_minimum=True)
+        require_choice("correction", self.correction, _CORRECTIONS, place)
+        if self.min_keep_probability is not None:
+            floor = require_number(
+                "min_keep_probability",
+                self.min_keep_probability,
+                0.0,
+                1.0,
+                place,
+                open_minimum=True,
+            )
             if floor == 1.0:
-                raise invalid("floor", 1.0, place, "below 1")
-            object.__setattr__(self, "floor", floor)
+                raise invalid("min_keep_probability", 1.0, place, "below 1")
+            object.__setattr__(self, "min_keep_probability", floor)
         require_integer("factors", self.factors, 1, 8, place)
         parse_bytes("memory", self.memory, place, minimum=1024)
 
-    def require_share(self, share: float, keep: float) -> None:
-        place = "SkipExamples by ForeseenLoss"
-        if keep:
-            allowed = "0: ForeseenLoss keeps examples by its floor"
-            raise invalid("keep", keep, place, allowed)
-        if share == 1.0:
-            raise invalid("share", share, place, "below 1")
-        kept = round(1.0 - share, 12)
-        if self.floor is not None and self.floor > kept:
-            allowed = f"at most {kept:g}, the share that is kept"
-            raise invalid("floor", self.floor, place, allowed)
+    def require_fraction(self, fraction: float, keep_rate: float) -> None:
+        place = "SkipExamples by PredictedLoss"
+        if keep_rate:
+            allowed = "0: PredictedLoss keeps examples by its min_keep_probability"
+            raise invalid("keep_rate", keep_rate, place, allowed)
+        if fraction == 1.0:
+            raise invalid("fraction", fraction, place, "below 1")
+        kept = round(1.0 - fraction, 12)
+        if self.min_keep_probability is not None and self.min_keep_probability > kept:
+            allowed = f"at most {kept:g}, the fraction that is kept"
+            raise invalid("min_keep_probability", self.min_keep_probability, place, allowed)
 
-    def key_share(self, share: float) -> float | None:
+    def key_fraction(self, fraction: float) -> float | None:
         return None
 
     @property
@@ -107,24 +114,33 @@ class ForeseenLoss(Score):
         }
 
     def initial_state(self) -> dict[str, Any]:
-        """Returns "foreseen_threshold" and "floor" of the first window, which drops nothing."""
-        return {"foreseen_threshold": None, "floor": self.floor}
+        """Returns the state of the first window, which drops nothing."""
+        return {"predicted_loss_threshold": None, "min_keep_probability": self.min_keep_probability}
 
-    def next_state(self, state: Mapping[str, Any], losses: Any, share: float) -> dict[str, Any]:
-        kept = 1.0 - share
-        floor = _FLOOR * kept if self.floor is None else self.floor
-        return {"foreseen_threshold": find_thinning(losses, kept, floor), "floor": floor}
+    def next_state(self, state: Mapping[str, Any], losses: Any, fraction: float) -> dict[str, Any]:
+        kept = 1.0 - fraction
+        floor = (
+            _MIN_KEEP_FACTOR * kept
+            if self.min_keep_probability is None
+            else self.min_keep_probability
+        )
+        return {
+            "predicted_loss_threshold": find_subsampling_threshold(losses, kept, floor),
+            "min_keep_probability": floor,
+        }
 
     def value_of_skipped(self, state: Mapping[str, Any], losses: Any) -> float | None:
-        if state["foreseen_threshold"] is None:
+        if state["predicted_loss_threshold"] is None:
             return None
-        return value_of_thinned(losses, state["foreseen_threshold"], state["floor"])
+        return value_of_dropped(
+            losses, state["predicted_loss_threshold"], state["min_keep_probability"]
+        )
 
-    def rule(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
-        if state["foreseen_threshold"] is None:
+    def classifier_settings(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
+        if state["predicted_loss_threshold"] is None:
             return {"mode": "none"}
         return {
-            "mode": "foreseen_loss",
-            "threshold": state["foreseen_threshold"],
-            "keep_rate": state["floor"],
+            "mode": "predicted_loss",
+            "threshold": state["predicted_loss_threshold"],
+            "keep_rate": state["min_keep_probability"],
         }

@@ -5,41 +5,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream_tf._utils.errors import invalid, require_number
-from slipstream_tf.policies.base import DEFAULT_SHARE, Begins, Decisions, Policy
+from slipstream_tf.policies.base import DEFAULT_FRACTION, Begins, Decisions, Policy
 
 
 class Score(Decisions):
     """Base class of the scores by which `SkipExamples` chooses examples.
 
     Attributes:
-        default_share: Default fraction of examples to skip, or None for the default of all
+        default_fraction: Default fraction of examples to skip, or None for the default of all
             policies.
     """
 
     probes_every: int | None = 100
-    steered_by: str = "share"
-    default_share: float | None = None
+    steered_by: str = "fraction"
+    default_fraction: float | None = None
 
-    def require_share(self, share: float, keep: float) -> None:
+    def require_fraction(self, fraction: float, keep_rate: float) -> None:
         """Raises ValueError for values of `SkipExamples` that the score does not support.
 
         Args:
-            share: Fraction of the examples to skip.
-            keep: Fraction of the skippable examples to keep.
+            fraction: Fraction of the examples to skip.
+            keep_rate: Fraction of the skippable examples to keep.
         """
 
-    def key_share(self, share: float) -> float | None:
+    def key_fraction(self, fraction: float) -> float | None:
         """Returns the fraction of hot examples that should be skippable by drift.
 
         Args:
-            share: Fraction of the hot examples to skip.
+            fraction: Fraction of the hot examples to skip.
 
         Returns:
             The fraction, or None if the score does not depend on the saturation of keys.
         """
-        return share
+        return fraction
 
-    def rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
+    def classifier_settings(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
         """Returns the arguments of `ops.classifier.InputClassifier.configure`.
 
         Args:
@@ -54,81 +54,85 @@ class Score(Decisions):
 
 def _of_score(name: str) -> Any:
     """Returns a property that reads attribute `name` of the score."""
-    return property(lambda policy: getattr(policy.by, name))
+    return property(lambda policy: getattr(policy.score, name))
 
 
 @dataclasses.dataclass(frozen=True)
 class SkipExamples(Policy):
     """Drops examples with little training value and refills the batches.
 
-    The score `by` decides which examples are skippable. Skippable examples are dropped before they
-    reach the model, so that a step on a full batch covers more of the data. Note: with
-    `ForeseenLoss(pilot="model")`, examples are dropped after a forward pass of the model, and
+    The score `score` decides which examples are skippable. Skippable examples are dropped before
+    they reach the model, so that a step on a full batch covers more of the data. Note: with
+    `PredictedLoss(pilot="model")`, examples are dropped after a forward pass of the model, and
     batches are not refilled.
 
     Example:
 
-    >>> policy = slip.SkipExamples(slip.ForeseenLoss(), share=0.7)
-    >>> policy.share
+    >>> policy = slip.SkipExamples(slip.PredictedLoss(), fraction=0.7)
+    >>> policy.fraction
     0.7
     >>> policy.verb
     'skipped'
 
     Args:
-        by: The score: a `ForeseenLoss`, or a `RowDrift` (the rule of the paper, a baseline).
-        share: Fraction to skip, in (0, 1]. With `ForeseenLoss`: of all examples, below 1, by
+        score: The score: a `PredictedLoss`, or a `RowDrift` (the rule of the paper, a baseline).
+        fraction: Fraction to skip, in (0, 1]. With `PredictedLoss`: of all examples, below 1, by
             default 0.5. With `RowDrift`: of the hot examples, which have enough tracked keys for a
             finite score, by default 0.3, unless `Saturation(threshold=)` sets the threshold.
-        keep: Fraction of the skippable examples to train on nevertheless, with weight 1 / keep, in
-            [0, 1). Defaults to 0, as in the paper. Not supported with `ForeseenLoss`, which has a
-            floor.
+        keep_rate: Fraction of the skippable examples to train on nevertheless, with weight 1 /
+            keep_rate, in [0, 1). Defaults to 0, as in the paper. Not supported with
+            `PredictedLoss`, which has `min_keep_probability`.
     """
 
-    by: Score
-    share: float | None = None
-    keep: float = 0.0
+    score: Score
+    fraction: float | None = None
+    keep_rate: float = 0.0
     acts_on = "examples"
     verb = "skipped"
-    columns = ("skipped", "skipped share", "kept")
+    columns = ("skipped", "skipped fraction", "kept")
     alpha = _of_score("alpha")
     probes_every = _of_score("probes_every")
     pilot_settings = _of_score("pilot_settings")
     steered_by = _of_score("steered_by")
-    correct = _of_score("correct")
+    correction = _of_score("correction")
     initial_state = _of_score("initial_state")
     next_state = _of_score("next_state")
     value_of_skipped = _of_score("value_of_skipped")
 
     def __post_init__(self) -> None:
         place = "SkipExamples"
-        if not isinstance(self.by, Score):
-            allowed = "slipstream_tf.ForeseenLoss(...) or RowDrift(...)"
-            raise invalid("by", self.by, place, allowed)
-        if self.share is not None:
-            share = require_number("share", self.share, 0.0, 1.0, place, True)
-            object.__setattr__(self, "share", share)
-        keep = require_number("keep", self.keep, 0.0, 1.0, place)
-        object.__setattr__(self, "keep", keep)
-        if keep == 1.0:
-            raise invalid("keep", 1.0, place, "below 1 (dry_run=True keeps every example)")
-        self.by.require_share(self.target_share, keep)
+        if not isinstance(self.score, Score):
+            allowed = "slipstream_tf.PredictedLoss(...) or RowDrift(...)"
+            raise invalid("score", self.score, place, allowed)
+        if self.fraction is not None:
+            fraction = require_number("fraction", self.fraction, 0.0, 1.0, place, True)
+            object.__setattr__(self, "fraction", fraction)
+        keep_rate = require_number("keep_rate", self.keep_rate, 0.0, 1.0, place)
+        object.__setattr__(self, "keep_rate", keep_rate)
+        if keep_rate == 1.0:
+            raise invalid("keep_rate", 1.0, place, "below 1 (dry_run=True keeps every example)")
+        self.score.require_fraction(self.target_fraction, keep_rate)
 
     @property
-    def key_share(self) -> float | None:
-        return self.by.key_share(self.target_share)
+    def key_fraction(self) -> float | None:
+        return self.score.key_fraction(self.target_fraction)
 
     @property
-    def gives_key_share(self) -> bool:  # type: ignore[override]
-        return self.share is not None
+    def sets_key_fraction(self) -> bool:  # type: ignore[override]
+        return self.fraction is not None
 
     @property
-    def target_share(self) -> float:
-        default = DEFAULT_SHARE if self.by.default_share is None else self.by.default_share
-        return default if self.share is None else self.share
+    def target_fraction(self) -> float:
+        default = (
+            DEFAULT_FRACTION if self.score.default_fraction is None else self.score.default_fraction
+        )
+        return default if self.fraction is None else self.fraction
 
     @property
     def weighs_examples(self) -> bool:  # type: ignore[override]
-        return self.keep > 0.0 or self.correct == "weight"
+        return self.keep_rate > 0.0 or self.correction == "weight"
 
-    def example_rule(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any] | None:
-        return {"keep_rate": self.keep, **self.by.rule(state, begins)}
+    def classifier_settings(
+        self, state: Mapping[str, Any], begins: Begins
+    ) -> dict[str, Any] | None:
+        return {"keep_rate": self.keep_rate, **self.score.classifier_settings(state, begins)}

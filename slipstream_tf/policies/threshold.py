@@ -56,7 +56,7 @@ def find_threshold(
     """
     scores = np.asarray(scores, np.float32).ravel()
     hot = np.sort(scores[np.isfinite(scores)])
-    rank = _floor_of_share(target_skip, hot.size)
+    rank = _floor_of_fraction(target_skip, hot.size)
     if rank == 0:
         threshold = np.float32(0.0)
     elif rank == hot.size:
@@ -71,16 +71,16 @@ def find_threshold(
     return ThresholdResult(float(threshold), is_capped)
 
 
-def find_thinning(scores: Any, kept: float, floor: float) -> float:
+def find_subsampling_threshold(scores: Any, kept: float, minimum: float) -> float:
     """Finds the threshold T of a subsampling that keeps a given fraction.
 
-    An example is kept with probability min(1, max(floor, score / T)). T is chosen so that the mean
-    of these probabilities is `kept`.
+    An example is kept with probability min(1, max(minimum, score / T)). T is chosen so that the
+    mean of these probabilities is `kept`.
 
     Args:
         scores: float32 [n], at least 0, scores of sampled examples.
         kept: Fraction to keep, in (0, 1].
-        floor: Minimum keep probability, in [0, kept].
+        minimum: Minimum keep probability, in [0, kept].
 
     Returns:
         T, a float32 value. 0 keeps all examples and is returned for an empty sample or if all
@@ -90,18 +90,18 @@ def find_thinning(scores: Any, kept: float, floor: float) -> float:
     if not scores.size or kept == 1.0 or not scores.max() > 0.0:
         return 0.0
     # The kept fraction falls as T rises. At `low` all examples except those with score 0 are kept.
-    # At `high` all probabilities equal the floor.
-    low, high = 0.0, float(scores.max()) / max(floor, 1e-6)
+    # At `high` all probabilities equal the minimum.
+    low, high = 0.0, float(scores.max()) / max(minimum, 1e-6)
     for _ in range(60):
         middle = 0.5 * (low + high)
-        if np.clip(scores / middle, floor, 1.0).mean() > kept:
+        if np.clip(scores / middle, minimum, 1.0).mean() > kept:
             low = middle
         else:
             high = middle
     return float(np.float32(high))
 
 
-def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | None:
+def value_of_dropped(scores: Any, threshold: float, minimum: float) -> float | None:
     """Estimates the training value of a dropped example.
 
     If examples are kept with probability q and weighted by 1 / q, the variance of the gradient is
@@ -112,7 +112,7 @@ def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | Non
     Args:
         scores: float32 [n], at least 0, scores of sampled examples.
         threshold: Score from which all examples are kept.
-        floor: Minimum keep probability.
+        minimum: Minimum keep probability.
 
     Returns:
         The value, at least 0, or None if no example is dropped.
@@ -120,7 +120,7 @@ def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | Non
     scores = np.asarray(scores, np.float64).ravel()
     if not scores.size or not threshold > 0.0:
         return None
-    kept = np.clip(scores / threshold, floor, 1.0)
+    kept = np.clip(scores / threshold, minimum, 1.0)
     squares = np.square(scores)
     if kept.mean() == 1.0 or not squares.sum() > 0.0:
         return None
@@ -128,8 +128,8 @@ def value_of_thinned(scores: Any, threshold: float, floor: float) -> float | Non
     return float((1.0 - effective) / (1.0 - kept.mean()))
 
 
-def _floor_of_share(share: float, count: int) -> int:
-    product = share * count
+def _floor_of_fraction(fraction: float, count: int) -> int:
+    product = fraction * count
     nearest = round(product)
     if abs(product - nearest) <= _ROUNDING_ERROR * product:
         return nearest

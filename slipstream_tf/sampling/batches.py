@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf._compat import is_sized_by_reader, told_batch_size
+from slipstream_tf._compat import is_sized_by_reader, recorded_batch_size
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.ops.features import num_rows
 
@@ -48,14 +48,14 @@ class Sized:
         batches: Number of output batches in one pass if no example is dropped, or None if unknown.
             An estimate if the sizes of the input batches are unknown: it assumes input batches of
             `size` examples.
-        most: Upper bound of `batches`, or None if unknown.
+        maximum: Upper bound of `batches`, or None if unknown.
         given: Number of examples in an input batch, or None if unknown.
     """
 
     dataset: tf.data.Dataset
     size: int | None
     batches: int | None
-    most: int | None
+    maximum: int | None
     given: int | None
 
 
@@ -80,21 +80,21 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
         allowed = f"a tf.data.Dataset of batches; of arrays: {example}"
         raise invalid("dataset", type(dataset).__name__, "Slipstream.apply", allowed)
     static = static_batch_size(dataset.element_spec)
-    told = told_batch_size(dataset) if static is None else None
+    details = recorded_batch_size(dataset) if static is None else None
     size = static if batch_size is None else batch_size
     if size is None and is_refilled:
-        size = told
-    is_told = told is not None and told == size
-    before = static if not is_told else told
+        size = details
+    is_recorded = details is not None and details == size
+    before = static if not is_recorded else details
     cardinality = int(dataset.cardinality().numpy())
-    batches = most = None
+    batches = maximum = None
     if cardinality >= 0:
-        known = before or told
+        known = before or details
         batches = cardinality if not (known and size) else math.ceil(cardinality * known / size)
-        most = math.ceil(cardinality * before / size) if before and size else None
-    if told is not None and is_told and not is_sized_by_reader(dataset):
-        dataset = dataset.map(functools.partial(_require_at_most, told))
-    return Sized(dataset, size, batches, most, static or told)
+        maximum = math.ceil(cardinality * before / size) if before and size else None
+    if details is not None and is_recorded and not is_sized_by_reader(dataset):
+        dataset = dataset.map(functools.partial(_require_at_most, details))
+    return Sized(dataset, size, batches, maximum, static or details)
 
 
 @tf.autograph.experimental.do_not_convert

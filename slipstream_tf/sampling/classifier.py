@@ -154,7 +154,7 @@ def in_order(kept: tf.data.Dataset, size: int | None, drop_remainder: bool) -> t
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_optimization.inject_prefetch = False
-    # The iterator does not save the classifier's state; `distributed.JobCheckpoints` saves both.
+    # The iterator does not save the classifier's state; `distributed.CheckpointManager` saves both.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return kept.with_options(options)
 
@@ -179,8 +179,8 @@ def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     def weigh(state: tf.Tensor, element: Any) -> Any:
         features, label, *weight = element
         inputs = num_rows(tf.nest.flatten(label)[0])
-        share = tf.fill([inputs], tf.cast(inputs, tf.float32) / size)
-        return state, (features, label, times_weights(share, *weight))
+        fraction = tf.fill([inputs], tf.cast(inputs, tf.float32) / size)
+        return state, (features, label, times_weights(fraction, *weight))
 
     # `scan` instead of `map`, because tf.data would run a stateless map ahead of the window.
     return dataset.scan(tf.constant(0), weigh)

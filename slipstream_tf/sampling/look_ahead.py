@@ -98,7 +98,7 @@ def _flat_spec(spec: Any) -> tuple[tf.DType, tf.TensorShape]:
     return tf.variant, tf.TensorShape(None)
 
 
-def announce_rows(
+def prefetch_rows(
     dataset: tf.data.Dataset,
     store: EmbeddingStore,
     specs: Sequence[FeatureSpec],
@@ -108,13 +108,13 @@ def announce_rows(
 
     The store can then load their rows from disk in advance.
 
-    Apply `.prefetch(1)` or `Slipstream.read_ahead` to the result. Without it, batches are announced
+    Apply `.prefetch(1)` or `Slipstream.read_ahead` to the result. Without it, rows are requested
     too late.
 
     Args:
         dataset: Dataset of batches.
         store: Store of the rows. If its tables do not spill to disk, `dataset` is returned.
-        specs: Features with the keys to announce.
+        specs: Features with the keys of the rows.
         get_keys: Function that returns the keys of a batch, as in `Slipstream.apply`. None reads
             them from the features.
 
@@ -126,9 +126,9 @@ def announce_rows(
     keys_of = get_keys or functools.partial(default_keys, specs)
     is_tuple = isinstance(dataset.element_spec, tuple)
 
-    def announce(*components: Any) -> Any:
+    def prefetch_keys(*components: Any) -> Any:
         keys = keys_of(without_wrapping(components[0]), *components[1:])
-        store.announce_rows(pack(keys, specs))
+        store.prefetch_rows(pack(keys, specs))
         return components if is_tuple else components[0]
 
-    return dataset.map(as_it_is(announce, get_keys))
+    return dataset.map(as_it_is(prefetch_keys, get_keys))

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipstream_tf.data.spec import NOTES, SHARE
+from slipstream_tf.data.spec import FRACTION_OF_STEP, NOTES
 from slipstream_tf.ops.features import num_rows
 
 FEATURES = "slipstream_features"
@@ -21,7 +21,7 @@ def add_notes(features: Any, **notes: Any) -> dict[str, Any]:
 
     Args:
         features: A mapping, or another structure, which is stored under the name `FEATURES`.
-        **notes: Tensors [batch] by name: `"skippable"`, `"log_odds_offset"` or `"share_of_step"`
+        **notes: Tensors [batch] by name: `"skippable"`, `"log_odds_offset"` or `"fraction_of_step"`
             (see `data.spec`).
 
     Returns:
@@ -62,7 +62,7 @@ def without_wrapping(features: Any) -> Any:
     return features
 
 
-def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
+def note_fraction(batch: tuple[Any, ...], fraction: tf.Tensor) -> tuple[Any, ...]:
     """Adds the relative batch size of a rank to its batch.
 
     The loss of a rank is a mean over its batch. The model scales the loss by this note, so that
@@ -70,11 +70,11 @@ def note_share(batch: tuple[Any, ...], share: tf.Tensor) -> tuple[Any, ...]:
 
     Args:
         batch: `(features, label, ...)`.
-        share: float32 scalar: examples of this batch divided by the mean over the ranks.
+        fraction: float32 scalar: examples of this batch divided by the mean over the ranks.
 
     Returns:
-        The batch, with the note `"share_of_step"` in its features.
+        The batch, with the note `"fraction_of_step"` in its features.
     """
     features, label, *rest = batch
     rows = num_rows(tf.nest.flatten(label)[0])
-    return (add_notes(features, **{SHARE: tf.fill([rows], share)}), label, *rest)
+    return (add_notes(features, **{FRACTION_OF_STEP: tf.fill([rows], fraction)}), label, *rest)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from slipstream_tf import _compat
-from slipstream_tf._utils.agreement import most_known
+from slipstream_tf._utils.agreement import max_known
 from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.engine.tracker import SaturationTracker
@@ -31,7 +31,7 @@ class Applied(tf.data.Dataset):
 
     Args:
         dataset: Dataset with elements of any structure.
-        most: Maximum number of batches in a pass. None uses the cardinality of `dataset`.
+        maximum: Maximum number of batches in a pass. None uses the cardinality of `dataset`.
         begins: Called when Python begins to iterate over the dataset.
         reweigh: Called with class weights; returns the dataset with these weights. None if class
             weights were already applied.
@@ -40,11 +40,11 @@ class Applied(tf.data.Dataset):
     def __init__(
         self,
         dataset: tf.data.Dataset,
-        most: int | None,
+        maximum: int | None,
         begins: Callable[[], None],
         reweigh: Callable[[Any], tf.data.Dataset] | None = None,
     ) -> None:
-        self._dataset, self._most, self._begins = dataset, most, begins
+        self._dataset, self._maximum, self._begins = dataset, maximum, begins
         self.reweigh = reweigh
         super().__init__(dataset._variant_tensor)
 
@@ -70,8 +70,8 @@ class Applied(tf.data.Dataset):
         if _compat.weighs_classes(map_func):
             allowed = (
                 "None, with slipstream.apply(data, class_weight=...) instead, or a "
-                "slip.keras.Model: Keras takes none beside the weights of SkipExamples(keep=), and "
-                "fetches batches ahead of the windows"
+                "slip.keras.Model: Keras does not combine it with the weights of "
+                "SkipExamples(keep_rate=) and fetches batches ahead of the windows"
             )
             raise invalid("class_weight", "weights by class", "fit with Slipstream", allowed)
         return super().map(map_func, *args, **kwargs)
@@ -81,9 +81,9 @@ class Applied(tf.data.Dataset):
 
         It is negative if unknown.
         """
-        if self._most is None:
+        if self._maximum is None:
             return super().cardinality()
-        return tf.constant(self._most, tf.int64)
+        return tf.constant(self._maximum, tf.int64)
 
 
 class EpochWatch:
@@ -198,7 +198,7 @@ class StepPlan:
             return True
         if steps is None:
             steps = self.batches
-        steps = most_known(self._comm, steps, "slipstream.planned")
+        steps = max_known(self._comm, steps, "slipstream.planned")
         if steps is None:
             return False
         self._of_epoch = steps
@@ -219,7 +219,7 @@ class StepPlan:
         self._was_exceeded = self._tracker.goes_by_plan
         return self._was_exceeded
 
-    def leave_out_epochs(self, epochs: int) -> None:
+    def drop_epochs(self, epochs: int) -> None:
         """Removes epochs from the plan of the last `add_epochs`.
 
         `fit(initial_epoch=)` does not train them.

@@ -1,6 +1,7 @@
 """Subsamples examples by predicted loss, and applies policies to a pipeline.
 
-`leave_out` drops examples in a `tf.data` pipeline. `thin` drops examples of a single batch.
+`drop_examples` drops examples in a `tf.data` pipeline. `subsample` drops examples of a single
+batch.
 """
 
 import functools
@@ -19,14 +20,14 @@ from slipstream_tf.sampling.batches import rows_of
 from slipstream_tf.sampling.notes import add_notes, without_wrapping
 
 
-def thin_inputs(
+def subsample_inputs(
     dataset: tf.data.Dataset,
     classifier: InputClassifier,
     specs: Sequence[FeatureSpec],
     batch_size: int | None = None,
     get_keys: Callable[..., Any] | None = None,
     drop_remainder: bool = False,
-    correct: str = "weight",
+    correction: str = "weight",
     adds_skippable: bool = False,
     refill: bool = True,
 ) -> tf.data.Dataset:
@@ -45,7 +46,7 @@ def thin_inputs(
         get_keys: Function of the components of an element that returns the keys. Defaults to the
             features; see `skip_inputs`.
         drop_remainder: Whether to drop a last batch that is not full.
-        correct: `"weight"` returns `(features, label, sample_weight)`: existing weights are
+        correction: `"weight"` returns `(features, label, sample_weight)`: existing weights are
             multiplied by `1 / probability`, and the weights of a smaller last batch are scaled
             (`weigh_last`). `"offset"` adds the feature `"log_odds_offset"`, float32 [batch].
         adds_skippable: Whether to add the feature `"skippable"`, bool [batch]: True if the keep
@@ -64,14 +65,14 @@ def thin_inputs(
     """
     element_spec = dataset.element_spec
     if not isinstance(element_spec, tuple) or len(element_spec) not in (2, 3):
-        allowed = "(features, label) or (features, label, sample_weight): losses are foreseen"
+        allowed = "(features, label) or (features, label, sample_weight): losses are predicted"
         raise invalid("dataset", element_spec, "its elements", allowed)
-    has_offset = correct == "offset"
+    has_offset = correction == "offset"
     dropping.require_form(element_spec, not has_offset, adds_skippable or has_offset)
     size = dropping.size_to_refill(element_spec, batch_size, drop_remainder, refill)
     keys_of = get_keys or functools.partial(dropping.default_keys, specs)
 
-    def thin(features: Any, label: Any, weight: Any = None) -> Any:
+    def subsample(features: Any, label: Any, weight: Any = None) -> Any:
         keys = keys_of(without_wrapping(features), *(v for v in (label, weight) if v is not None))
         clicks = click_of(label)
         parts = (features, label) if weight is None else (features, label, weight)
@@ -79,33 +80,33 @@ def thin_inputs(
         if has_offset:
             checks.append(require_binary(clicks))
         with tf.control_dependencies(checks):
-            kept = classifier.foresee(keys, specs, clicks, weight_of(weight))
+            kept = classifier.subsample(keys, specs, clicks, weight_of(weight))
         if refill:
             parts = rows_of(parts, kept.rows)
-        return _corrected(parts, kept, correct, adds_skippable)
+        return _corrected(parts, kept, correction, adds_skippable)
 
-    thinned = dataset.map(dropping.as_it_is(thin, get_keys))
-    thinned = dropping.in_order(thinned, size, drop_remainder)
+    subsampled = dataset.map(dropping.as_it_is(subsample, get_keys))
+    subsampled = dropping.in_order(subsampled, size, drop_remainder)
     # Refilling can leave a last batch with a single example.
     if not refill or size is None or has_offset:
-        return thinned
-    return dropping.weigh_last(thinned, size)
+        return subsampled
+    return dropping.weigh_last(subsampled, size)
 
 
-def _corrected(parts: Any, kept: KeptInputs, correct: str, adds_skippable: bool) -> Any:
+def _corrected(parts: Any, kept: KeptInputs, correction: str, adds_skippable: bool) -> Any:
     """Adds the correction for dropped examples, and notes, to a batch.
 
     Args:
         parts: `(features, label)` or `(features, label, sample_weight)` of the kept examples.
         kept: Corrections of these examples.
-        correct: "weight" multiplies the sample weights; "offset" adds `"log_odds_offset"`.
+        correction: "weight" multiplies the sample weights; "offset" adds `"log_odds_offset"`.
         adds_skippable: Whether to add `"skippable"`.
     """
     notes: dict[str, Any] = {SKIPPABLE: kept.skippable} if adds_skippable else {}
-    if correct == "offset":
+    if correction == "offset":
         notes[OFFSET] = kept.offset
     features = add_notes(parts[0], **notes) if notes else parts[0]
-    if correct == "offset":
+    if correction == "offset":
         return (features, *parts[1:])
     return features, parts[1], dropping.times_weights(kept.correction, *parts[2:])
 
@@ -142,11 +143,11 @@ def require_binary(clicks: tf.Tensor) -> tf.Operation:
 
     The log-odds offset is only defined for such labels.
     """
-    message = "A label is neither 0 nor 1: correct='offset' needs such; 'weight' takes 0 to 1."
+    message = "A label is neither 0 nor 1: correction='offset' needs such; 'weight' takes 0 to 1."
     return tf.debugging.Assert(tf.reduce_all(clicks * (1.0 - clicks) == 0.0), [message, clicks])
 
 
-def leave_out(
+def drop_examples(
     engine: Any,
     dataset: tf.data.Dataset,
     batch_size: int | None,
@@ -155,7 +156,7 @@ def leave_out(
 ) -> tf.data.Dataset:
     """Drops examples of a dataset as the policies of an engine decide.
 
-    Implements `Slipstream.leave_out`.
+    Implements `Slipstream.drop_examples`.
 
     Args:
         engine: The `Slipstream` instance.
@@ -165,13 +166,13 @@ def leave_out(
         drop_remainder: Whether to drop a last batch that is not full.
     """
     settings, classifier = engine.settings, engine.tracker.classifier
-    if settings.thins_in_step:
-        # `thin` drops examples in the training step, with the model's predictions.
+    if settings.subsamples_in_step:
+        # `subsample` drops examples in the training step, with the model's predictions.
         size = dropping.size_to_refill(dataset.element_spec, batch_size, drop_remainder, False)
         return dropping.in_order(dataset, size, drop_remainder)
     given = (dataset, classifier, engine.specs, batch_size, get_keys, drop_remainder)
-    if correct := settings.examples.correct:
-        return thin_inputs(*given, correct, settings.needs_losses, settings.skips_examples)
+    if correction := settings.examples.correction:
+        return subsample_inputs(*given, correction, settings.needs_losses, settings.skips_examples)
     only_counts = settings.dry_run and not settings.needs_losses
     return dropping.skip_inputs(
         *given,
@@ -182,7 +183,7 @@ def leave_out(
     )
 
 
-def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
+def subsample(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
     """Subsamples one batch by the losses that the model itself predicts.
 
     Args:
@@ -193,21 +194,21 @@ def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
     Returns:
         The kept part of the batch with its correction: `(features, label, sample_weight)`, or with
         the feature `"log_odds_offset"`. If all examples would be dropped, one example with weight 0
-        remains. In a dry run, no example is dropped. See `Slipstream.thin`.
+        remains. In a dry run, no example is dropped. See `Slipstream.subsample`.
     """
     settings, classifier = engine.settings, engine.tracker.classifier
     if isinstance(batch[0], Mapping) and NEXT_KEYS in batch[0]:
         # Prefetching requests the rows of the next batch before its kept examples are known.
         allowed = "another pilot, or no keys of the next batch (prefetch)"
         raise invalid("pilot", "model", "a batch with the next one's keys", allowed)
-    correct = settings.examples.correct
+    correction = settings.examples.correction
     clicks = click_of(batch[1])
     weights = weight_of(batch[2]) if len(batch) == 3 else None
-    checks = [require_binary(clicks)] if correct == "offset" else []
+    checks = [require_binary(clicks)] if correction == "offset" else []
     with tf.control_dependencies(checks):
-        kept = classifier.foresee_by(clicks, tf.reshape(predictions, [-1]), weights)
+        kept = classifier.subsample_by(clicks, tf.reshape(predictions, [-1]), weights)
     if not settings.skips_examples:
-        return _corrected(batch, kept, correct, settings.needs_losses)
+        return _corrected(batch, kept, correction, settings.needs_losses)
     # An empty batch stays empty.
     one = tf.minimum(tf.shape(clicks), 1)
     nothing = KeptInputs(
@@ -216,7 +217,7 @@ def thin(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
     is_empty = tf.equal(tf.size(kept.rows), 0)
     kept = tf.cond(is_empty, lambda: nothing, lambda: kept)
     chosen = rows_of(batch, kept.rows)
-    if correct == "offset":
+    if correction == "offset":
         # The offset is the correction. The weight only removes the placeholder example.
         chosen = (*chosen[:2], dropping.times_weights(tf.sign(kept.correction), *chosen[2:]))
-    return _corrected(chosen, kept, correct, settings.needs_losses)
+    return _corrected(chosen, kept, correction, settings.needs_losses)

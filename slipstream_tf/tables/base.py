@@ -17,7 +17,7 @@ from slipstream_tf.config import Table
 from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.ops.sealed_rows import SealedRows
-from slipstream_tf.ops.table import Changes
+from slipstream_tf.ops.table import TableChanges
 from slipstream_tf.ops.update_policy import UpdateCounts, UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.tables.rates import Rates
@@ -55,12 +55,12 @@ class TrackedStore:
             `reserved_keys`, and needs separate access counts (`export_accesses`).
         wire: The `distributed.exchange.Wire` with which this package sends rows between ranks. None
             if this package does not send them.
-        prefetches: Whether batches can be announced, see `distributed.ShardedStore.announce`.
-        spills: Whether rows may be on disk. If so, call `announce_rows` for the next batches.
+        prefetches: Whether batches can be prefetched, see `distributed.ShardedStore.prefetch_keys`.
+        spills: Whether rows may be on disk. If so, call `prefetch_rows` for the next batches.
         lists_hot_keys_by_key: Whether `hot_keys` accepts `by_key=True`, which sorts by key.
         takes_tables_at_once: Whether multiple threads may access different tables at once.
         collects_gradients: Whether gradients can be collected now and applied later, with
-            `collect_gradients`, `share_collected`, `sum_of_parts` and `apply_collected` of
+            `collect_gradients`, `exchange_collected`, `sum_of_parts` and `apply_collected` of
             `NativeStore`.
         forgets_flags: Whether a row that is removed and created again loses its flags. If so, the
             store implements `row_flags`.
@@ -83,9 +83,9 @@ class TrackedStore:
     @property
     def updates_rows(self) -> bool:
         """Whether the store applies the gradients to the rows."""
-        return self.rule_of(self.tables[0].name) is not None
+        return self.optimizer_of(self.tables[0].name) is not None
 
-    def rule_of(self, table: str) -> SparseOptimizer | None:
+    def optimizer_of(self, table: str) -> SparseOptimizer | None:
         """Returns a table's sparse optimizer, or None for an external optimizer."""
         self._require(table)
         return self.optimizer if isinstance(self.optimizer, SparseOptimizer) else None
@@ -98,11 +98,11 @@ class TrackedStore:
         self._require(table)
         return None if self.learning_rate is None else float(self.learning_rate)
 
-    def announce_rows(self, packed: PackedFeatures) -> None:
+    def prefetch_rows(self, packed: PackedFeatures) -> None:
         """Starts to read the rows of a future batch from disk.
 
-        Has no effect on tables that do not spill. Any number of batches may be announced, and an
-        announced batch does not have to be looked up.
+        Has no effect on tables that do not spill. Any number of batches may be prefetched, and an
+        prefetched batch does not have to be looked up.
 
         Args:
             packed: The keys of the batch.
@@ -299,10 +299,10 @@ class SavedStore(TrackedStore):
 
     def slot_layout(self, table: str) -> SlotLayout:
         """Returns the layout and the initial values of a table's optimizer slots."""
-        dim, rule = self.tables[self.index_of(table)].dim, self.rule_of(table)
-        if rule is None:
+        dim, optimizer = self.tables[self.index_of(table)].dim, self.optimizer_of(table)
+        if optimizer is None:
             return SlotLayout(None, np.empty(0, np.float32))
-        return SlotLayout(rule.layout, rule.initial_slots(dim))
+        return SlotLayout(optimizer.layout, optimizer.initial_slots(dim))
 
     def num_keys(self, table: str) -> int | None:
         """Returns n if keys are 0 to n - 1, or None.
@@ -334,7 +334,7 @@ class SavedStore(TrackedStore):
         """
         raise NotImplementedError
 
-    def export_changes(self, table: str, since: int) -> Changes:
+    def export_changes(self, table: str, since: int) -> TableChanges:
         """Returns the rows changed since an earlier call.
 
         This version returns all rows. Deferred gradients are not applied. Tables for which
@@ -346,7 +346,7 @@ class SavedStore(TrackedStore):
         """
         contents = self.export_table(table, flush=False)
         none = np.empty(0, np.int64)
-        return Changes(contents, none, none.astype(np.float32), is_all=True, number=0)
+        return TableChanges(contents, none, none.astype(np.float32), is_all=True, number=0)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
         """Replaces all contents of a table.
@@ -491,8 +491,8 @@ class EmbeddingStore(SavedStore):
         """
         return self.rates.shared
 
-    def rule_of(self, table: str) -> SparseOptimizer:
-        return self.rates.rules[self.index_of(table)]
+    def optimizer_of(self, table: str) -> SparseOptimizer:
+        return self.rates.optimizers[self.index_of(table)]
 
     def learning_rate_of(self, table: str) -> float:
         return self.rates.of(self.index_of(table))
@@ -539,7 +539,7 @@ class EmbeddingStore(SavedStore):
 class UpdatedElsewhere(SavedStore):
     """Base class of stores with an external optimizer for the rows."""
 
-    _whose_moments = "the optimizer is not the store's"
+    _moments_owner = "the optimizer is not the store's"
 
     def _place_of(self, table: str) -> str:
         return f"table {self._require(table)!r} of a {type(self).__name__}"
@@ -547,7 +547,7 @@ class UpdatedElsewhere(SavedStore):
     def _require_policy(self, table: str, policy: UpdatePolicy) -> None:
         place = self._place_of(table)
         if policy.decay_skipped:
-            raise invalid("decay_moments", True, place, f"False: {self._whose_moments}")
+            raise invalid("decay_moments", True, place, f"False: {self._moments_owner}")
         if policy.ranks > 1:
             raise invalid("ranks", policy.ranks, place, "1")
 

@@ -81,7 +81,7 @@ class JoinedStore(TrackedStore):
         """The rate variables of all stores."""
         return [variable for part in self.parts for variable in part.rate_variables]
 
-    rule_of = _of_table("rule_of")
+    optimizer_of = _of_table("optimizer_of")
     learning_rate_of = _of_table("learning_rate_of")
     size = _of_table("size")
     owners = _of_table("owners")
@@ -92,8 +92,8 @@ class JoinedStore(TrackedStore):
     set_row_flags = _of_table("set_row_flags")
     row_flags = _of_table("row_flags")
     update_counts = _of_table("update_counts")
-    announce_rows = _of_all("announce_rows")
+    prefetch_rows = _of_all("prefetch_rows")
     follow = _of_all("follow")
     decay_counts = _of_all("decay_counts")
     flush = _of_all("flush")
-    forget_announced = _of_all("forget_announced")
+    discard_prefetched = _of_all("discard_prefetched")

@@ -62,12 +62,12 @@ class NativeStore(EmbeddingStore):
         if not names or len(set(names)) != len(names):
             raise invalid("tables", names, "a store", "one table or more, of distinct names")
         self.rates = Rates(self.tables, self.optimizer, self._step_of)
-        _require_room(self.tables, self.rates.rules)
+        _require_room(self.tables, self.rates.optimizers)
         self.spills = any(table.storage.spill is not None for table in self.tables)
         with tf.init_scope():
             self._handles = [
-                table_ops.create(config, rule)
-                for config, rule in zip(self.tables, self.rates.rules, strict=True)
+                table_ops.create(config, own)
+                for config, own in zip(self.tables, self.rates.optimizers, strict=True)
             ]
 
     def _step_of(self, index: int) -> tf.Tensor:
@@ -106,7 +106,7 @@ class NativeStore(EmbeddingStore):
     ) -> exchange_ops.SendBuffer:
         """Sums the gradients of a lookup per key, without changing rows.
 
-        Pass the result to `share_collected` and then to `apply_collected`.
+        Pass the result to `exchange_collected` and then to `apply_collected`.
 
         Args:
             plan: Plan from `lookup`.
@@ -121,7 +121,7 @@ class NativeStore(EmbeddingStore):
             plan, gradients, self.rates.now(plan), passes_non_finite=True
         )
 
-    def share_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
+    def exchange_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
         """Exchanges collected gradients between ranks.
 
         This version, for a single process, returns them unchanged.
@@ -143,7 +143,7 @@ class NativeStore(EmbeddingStore):
         Gradients of a key are summed in the given order.
 
         Args:
-            rows: Keys and gradients of each table, from `share_collected`.
+            rows: Keys and gradients of each table, from `exchange_collected`.
             scale: float32 [tables], factors for the sums. If empty, the sums are not scaled.
 
         Returns:
@@ -169,7 +169,7 @@ class NativeStore(EmbeddingStore):
         """
         return values
 
-    def announce_rows(self, packed: PackedFeatures) -> None:
+    def prefetch_rows(self, packed: PackedFeatures) -> None:
         for table, handle in zip(self.tables, self._handles, strict=True):
             if table.storage.spill is None:
                 continue
@@ -177,7 +177,9 @@ class NativeStore(EmbeddingStore):
             keys = [packed.of(i)[0] for i, spec in specs if spec.table == table.name]
             if keys:
                 flat = [tf.reshape(part, [-1]) for part in keys]
-                table_ops.announce(handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0])
+                table_ops.prefetch_keys(
+                    handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0]
+                )
 
     def spill_statistics(self, table: str) -> table_ops.SpillStatistics:
         """Returns numbers of rows in memory, on disk and transferred."""
@@ -237,14 +239,14 @@ class NativeStore(EmbeddingStore):
             table_ops.decay_counts(handle, factor)
 
     def set_update_policy(self, table: str, policy: update_policy.UpdatePolicy) -> None:
-        rule = self.rates.rules[self.index_of(table)]
-        beside = [name for name in BEFORE_RULE if getattr(rule, name) is not None]
-        if policy.mode == "defer" and beside:
-            place = f"table {table!r}, whose {type(rule).__name__} has {', '.join(beside)}"
+        optimizer = self.rates.optimizers[self.index_of(table)]
+        others = [name for name in BEFORE_RULE if getattr(optimizer, name) is not None]
+        if policy.mode == "defer" and others:
+            place = f"table {table!r}, whose {type(optimizer).__name__} has {', '.join(others)}"
             allowed = "no DeferGradients: a sum would be clipped or penalised as one gradient"
             raise invalid("policies", "DeferGradients", place, allowed)
-        if policy.mode == "mask" and rule.updates_all_rows:
-            place = f"table {table!r}, all rows of which {type(rule).__name__} penalises"
+        if policy.mode == "mask" and optimizer.updates_all_rows:
+            place = f"table {table!r}, all rows of which {type(optimizer).__name__} penalises"
             allowed = "no MaskGradients, decay='batch', or weight_decay in place of l2"
             raise invalid("policies", "MaskGradients", place, allowed)
         update_policy.set_policy(self._handle_of(table), policy)
@@ -272,7 +274,7 @@ class NativeStore(EmbeddingStore):
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
         return table_ops.export_table(self._handle_of(table), flush)
 
-    def export_changes(self, table: str, since: int) -> table_ops.Changes:
+    def export_changes(self, table: str, since: int) -> table_ops.TableChanges:
         return table_ops.export_changes(self._handle_of(table), since)
 
     def import_table(self, table: str, contents: Mapping[str, Any]) -> None:
@@ -381,15 +383,15 @@ _INDEX_BYTES = 20
 _LAST_USE_BYTES = 8
 
 
-def _require_room(tables: Sequence[Table], rules: Sequence[SparseOptimizer]) -> None:
+def _require_room(tables: Sequence[Table], optimizers: Sequence[SparseOptimizer]) -> None:
     """Raises ValueError if capacities, single or summed, exceed the memory."""
     together, sums = 0, []
-    for table, rule in zip(tables, rules, strict=True):
+    for table, optimizer in zip(tables, optimizers, strict=True):
         if table.capacity is None:
             continue
         width = {
             "values": DTYPE_BYTES[table.storage.dtype] * table.dim,
-            "slots": DTYPE_BYTES[table.storage.slot_dtype] * rule.slots_per_row(table.dim),
+            "slots": DTYPE_BYTES[table.storage.slot_dtype] * optimizer.slots_per_row(table.dim),
         }
         width["index"] = _INDEX_BYTES
         if table.tracks_use:
@@ -403,5 +405,5 @@ def _require_room(tables: Sequence[Table], rules: Sequence[SparseOptimizer]) -> 
     if len(sums) > 1:
         rows = sum(capacity for capacity, _, _ in sums)
         largest = [text for _, _, text in sorted(sums, key=lambda entry: -entry[1])[:3]]
-        told = "; ".join(largest) + ("; ..." if len(sums) > 3 else "") + "; together"
-        require_room("capacity", rows, together, told, f"{len(sums)} tables together")
+        details = "; ".join(largest) + ("; ..." if len(sums) > 3 else "") + "; together"
+        require_room("capacity", rows, together, details, f"{len(sums)} tables together")

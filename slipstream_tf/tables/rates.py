@@ -15,7 +15,7 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf.config import Table
-from slipstream_tf.optimizers import SparseOptimizer, rule_of
+from slipstream_tf.optimizers import SparseOptimizer, optimizer_of
 
 _MOST = 10.0  # Maximum factor by which a followed dense rate may raise a table's rate.
 _NOT_FOLLOWED = (
@@ -40,19 +40,19 @@ class Rates:
             step_of: Maps a table index to the table's number of updates so far, an int64 scalar.
                 Schedules use it.
         """
-        self.rules: tuple[SparseOptimizer, ...] = tuple(rule_of(t, optimizer) for t in tables)
+        self.optimizers = tuple(optimizer_of(table, optimizer) for table in tables)
         self._names = [table.name for table in tables]
         self._step_of = step_of
         shared = None
         self._sources: list[Any] = []
-        for table, rule in zip(tables, self.rules, strict=True):
+        for table, own in zip(tables, self.optimizers, strict=True):
             if table.optimizer is not None:
-                self._sources.append(_source_of(rule, f"learning_rate_{table.name}"))
+                self._sources.append(_source_of(own, f"learning_rate_{table.name}"))
                 continue
             if shared is None:
-                shared = _source_of(rule, "learning_rate")
+                shared = _source_of(own, "learning_rate")
             self._sources.append(shared)
-        self._follows = [rule.follows for rule in self.rules]
+        self._follows = [own.follows for own in self.optimizers]
         self._optimizer: Any = None  # The dense layers' optimizer.
         self._reference: Any = None  # The dense rate when the optimizer was first seen, a variable.
         # One reference per optimizer, because models may share a store.
@@ -176,13 +176,13 @@ class Rates:
         rate = _dense_rate(_compat.dense_rate(self._optimizer), self._optimizer.iterations)
         reference = self._reference.read_value()
         factor = tf.where(rate == reference, 1.0, rate / reference)
-        told = (
+        details = (
             f"The learning rate of {type(self._optimizer).__name__} is more than {_MOST:g} times "
             f"what it was when training began, and tables follow it. Allowed: {_NOT_FOLLOWED}"
         )
         # Not `tf.debugging.assert_less_equal`: its condition costs more than the rest of this
         # function.
-        check = tf.raw_ops.Assert(condition=factor <= _MOST, data=[told])
+        check = tf.raw_ops.Assert(condition=factor <= _MOST, data=[details])
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(factor)
 
@@ -234,9 +234,9 @@ def require_rate(rate: Any, place: str) -> float:
     return float(require_number("learning_rate", number, 0.0, place=place))
 
 
-def _source_of(rule: SparseOptimizer, name: str) -> Any:
+def _source_of(optimizer: SparseOptimizer, name: str) -> Any:
     """Returns the variable or the schedule of an optimizer's learning rate."""
-    rate = rule.learning_rate
+    rate = optimizer.learning_rate
     if _compat.is_schedule(rate):
         return rate
     if not isinstance(rate, float):

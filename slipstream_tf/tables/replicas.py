@@ -22,7 +22,7 @@ from slipstream_tf.ops import update_policy
 from slipstream_tf.ops.features import PackedFeatures
 from slipstream_tf.ops.hot_keys import HotKeySketch
 from slipstream_tf.ops.update_policy import SATURATED
-from slipstream_tf.optimizers import SGD, SparseOptimizer, rule_of
+from slipstream_tf.optimizers import SGD, SparseOptimizer, optimizer_of
 from slipstream_tf.tables.base import table_contents
 from slipstream_tf.tables.native import CollectingStore, NativeStore
 
@@ -38,8 +38,8 @@ def counts_of(among: np.ndarray, keys: np.ndarray, counts: np.ndarray) -> np.nda
         counts: float32 [n], the counts of `keys`.
     """
     found = np.zeros(among.size, np.float32)
-    is_there = np.isin(keys, among)
-    found[np.searchsorted(among, keys[is_there])] = counts[is_there]
+    is_present = np.isin(keys, among)
+    found[np.searchsorted(among, keys[is_present])] = counts[is_present]
     return found
 
 
@@ -59,8 +59,8 @@ class CountingStore(NativeStore):
         config = self.tables[self.index_of(table)]
         keys, counts = accesses["keys"], accesses["counts"]
         if config.capacity is not None and keys.size > config.capacity:
-            most = np.sort(np.lexsort((keys, -counts))[: config.capacity])
-            keys, counts = keys[most], counts[most]
+            maximum = np.sort(np.lexsort((keys, -counts))[: config.capacity])
+            keys, counts = keys[maximum], counts[maximum]
         rows = np.zeros((keys.size, config.dim), np.float32)
         self.import_table(table, table_contents(keys, rows, counts=counts))
 
@@ -153,17 +153,17 @@ AccessCounts = ExactCounts | EstimatedCounts
 # Bytes per replica in addition to values and slots: index entry, time of use, flags.
 _OVERHEAD = 64
 # Maximum fraction of flagged replicas. The rows of a batch need the rest.
-_FLAGGED_SHARE = 0.5
+_FLAGGED_FRACTION = 0.5
 
 
-def copy_bytes(table: Table, rule: SparseOptimizer) -> int:
+def copy_bytes(table: Table, optimizer: SparseOptimizer) -> int:
     """Returns the bytes of one replica, including its optimizer slots.
 
     Args:
         table: The table.
-        rule: The optimizer of the table's replicas.
+        optimizer: The optimizer of the table's replicas.
     """
-    return 4 * (table.dim + rule.slots_per_row(table.dim)) + _OVERHEAD
+    return 4 * (table.dim + optimizer.slots_per_row(table.dim)) + _OVERHEAD
 
 
 def rows_within(
@@ -184,17 +184,17 @@ def rows_within(
     """
     require_integer("cache_bytes", cache_bytes, 1, None, place)
     require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", place)
-    least = 2 * sum(copy_bytes(table, rule_of(table, optimizer)) for table in tables)
-    if cache_bytes < least:
-        raise invalid("cache_bytes", cache_bytes, place, f"{least} or more")
-    return cache_bytes // (least // 2)
+    minimum = 2 * sum(copy_bytes(table, optimizer_of(table, optimizer)) for table in tables)
+    if cache_bytes < minimum:
+        raise invalid("cache_bytes", cache_bytes, place, f"{minimum} or more")
+    return cache_bytes // (minimum // 2)
 
 
 class Replicas(CountingStore):
     """A rank's replicas; the least recently used replicas are evicted.
 
     Attributes:
-        most_flagged: Maximum number of rows of a table whose gradients are masked, or deferred by
+        max_flagged: Maximum number of rows of a table whose gradients are masked, or deferred by
             interval.
     """
 
@@ -213,9 +213,9 @@ class Replicas(CountingStore):
             for t in tables
         ]
         super().__init__(bounded, optimizer)
-        self.most_flagged = int(rows * _FLAGGED_SHARE)
+        self.max_flagged = int(rows * _FLAGGED_FRACTION)
 
-    def withhold(self, table: str, keys: np.ndarray, flags: np.ndarray) -> np.ndarray:
+    def set_saturated(self, table: str, keys: np.ndarray, flags: np.ndarray) -> np.ndarray:
         """Flags replicas of saturated keys.
 
         Args:
@@ -225,23 +225,23 @@ class Replicas(CountingStore):
 
         Returns:
             int64 [m], the flagged keys. Their gradients are masked, or deferred by interval. If
-            there are more than `most_flagged` saturated keys, only the first are flagged.
+            there are more than `max_flagged` saturated keys, only the first are flagged.
         """
-        withheld = keys[(flags & SATURATED) > 0]
-        if withheld.size > self.most_flagged:
+        saturated_keys = keys[(flags & SATURATED) > 0]
+        if saturated_keys.size > self.max_flagged:
             logging.warning(
                 "%d of %d saturated keys of table %r are not withheld: cache_bytes has no room for "
                 "their flags.",
-                withheld.size - self.most_flagged,
-                withheld.size,
+                saturated_keys.size - self.max_flagged,
+                saturated_keys.size,
                 table,
             )
-            withheld = withheld[: self.most_flagged]
+            saturated_keys = saturated_keys[: self.max_flagged]
         # Some of these replicas are created later in the window. Their flags must exist by then.
-        saturated = np.full(withheld.size, SATURATED)
+        saturated = np.full(saturated_keys.size, SATURATED)
         handle = self._handle_of(table)
-        update_policy.set_row_flags(handle, withheld, saturated, create_missing=True)
-        return withheld
+        update_policy.set_row_flags(handle, saturated_keys, saturated, create_missing=True)
+        return saturated_keys
 
 
 class ReplicatingStore(CollectingStore):
@@ -279,7 +279,7 @@ class ReplicatingStore(CollectingStore):
             flags = self._replicas.row_flags(table, keys)
         # The zeros are never read, because each lookup first requests the values.
         dim = self._replicas.tables[self._replicas.index_of(table)].dim
-        slots = self._replicas.rule_of(table).slots_per_row(dim)
+        slots = self._replicas.optimizer_of(table).slots_per_row(dim)
         rows["rows"] = np.zeros((len(keys), dim), np.float32)
         rows["slots"] = np.zeros((len(keys), slots), np.float32)
         self._replicas.import_table(table, rows)

@@ -131,7 +131,7 @@ class TableRows:
     @property
     def optimizer(self) -> SparseOptimizer | None:
         """The table's sparse optimizer, or None for an external optimizer."""
-        return self.store.rule_of(self.name)
+        return self.store.optimizer_of(self.name)
 
     @property
     def learning_rate(self) -> float | None:
@@ -192,8 +192,8 @@ def checked_keys(keys: Any) -> np.ndarray:
     if found.ndim == 1 and found.dtype.kind in "US":
         return hash_texts(tf.constant(found)).numpy()
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        told = f"{found.dtype.name} {list(found.shape)}"
-        raise invalid("keys", told, "the rows of a table", "integers or texts [n]")
+        details = f"{found.dtype.name} {list(found.shape)}"
+        raise invalid("keys", details, "the rows of a table", "integers or texts [n]")
     return found.astype(np.int64)
 
 

@@ -21,7 +21,7 @@ from slipstream_tf.tables.base import UpdatedElsewhere
 
 # Maps keys, int64 [n], and sums, float32 [n, dim], to distances, float32 [n]: how far each sum
 # would move its row.
-Movement = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+MovementFunction = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def inner_of(optimizer: Any) -> Any:
@@ -92,10 +92,10 @@ class Movements:
             ValueError: The optimizer has no state for the variable yet.
         """
         if self.rule(optimizer) == "SGD":
-            most = tf.reduce_max(tf.abs(sums), axis=1)
+            maximum = tf.reduce_max(tf.abs(sums), axis=1)
         else:
-            most = self._by_adagrad(optimizer, variable, keys, sums)
-        return self.learning_rate(optimizer) * most
+            maximum = self._by_adagrad(optimizer, variable, keys, sums)
+        return self.learning_rate(optimizer) * maximum
 
 
 class KerasMovements(Movements):
@@ -207,7 +207,7 @@ class WatchedGradients:
         is_shadow = self.policy.is_shadow and not state.flushes
         return state.num_deferred if self.is_active.numpy() and not is_shadow else 0
 
-    def configure(self, policy: UpdatePolicy, rows: np.ndarray, most: int) -> None:
+    def configure(self, policy: UpdatePolicy, rows: np.ndarray, maximum: int) -> None:
         """Sets the policy.
 
         Gradients that were deferred under an incompatible policy are returned in the next step.
@@ -215,7 +215,7 @@ class WatchedGradients:
         Args:
             policy: A policy of any mode. Only mode "defer" defers gradients.
             rows: int64 [n], the indices of the saturated rows in the gradients.
-            most: Maximum number of deferred sums, whatever the policy allows.
+            maximum: Maximum number of deferred sums, whatever the policy allows.
         """
         before, self.policy = self.policy, policy
         if not policy.keeps_sums_of(before):
@@ -223,7 +223,7 @@ class WatchedGradients:
         is_mask, defers = policy.mode == "mask", policy.mode == "defer"
         self._only_counts.assign(policy.is_shadow and is_mask)
         self.masked.assign(rows if is_mask else rows[:0])
-        limited = dataclasses.replace(policy, max_rows=min(policy.max_rows, most))
+        limited = dataclasses.replace(policy, max_rows=min(policy.max_rows, maximum))
         self.buffer.configure(limited, limited.max_rows if defers else 0)
         self._by_interval.assign(rows if defers and policy.trigger == "interval" else rows[:0])
         self._movement.assign(policy.movement)
@@ -235,7 +235,7 @@ class WatchedGradients:
         """Schedules all sums for the next step, or drops dry-run sums."""
         self.buffer.flush(drops=self.policy.is_shadow)
 
-    def take(self, gradients: tf.IndexedSlices, movement: Movement) -> tf.IndexedSlices:
+    def take(self, gradients: tf.IndexedSlices, movement: MovementFunction) -> tf.IndexedSlices:
         """Sums gradient rows per key and returns the gradients to apply now.
 
         Args:
@@ -261,7 +261,7 @@ class WatchedGradients:
         return tf.IndexedSlices(values, indices, gradients.dense_shape)
 
     def _defer(
-        self, indices: tf.Tensor, values: tf.Tensor, movement: Movement
+        self, indices: tf.Tensor, values: tf.Tensor, movement: MovementFunction
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Adds a step's gradients to the sums and returns the due sums.
 
@@ -380,14 +380,14 @@ class WatchingStore(UpdatedElsewhere):
         """Raises ValueError if deferring by movement does not support the optimizer."""
         raise NotImplementedError
 
-    def _most_deferred(self, table: str) -> int:
+    def _max_deferred(self, table: str) -> int:
         """Returns the maximum number of deferred rows, whatever the policy allows."""
         return self.size(table)
 
     def _configure(self, table: str, policy: UpdatePolicy) -> None:
         watched = self._watched[table]
         rows = self._rows_of(table, watched.saturated)
-        watched.configure(policy, rows, self._most_deferred(table))
+        watched.configure(policy, rows, self._max_deferred(table))
 
     def _policy_of(self, table: str) -> UpdatePolicy:
         return self._watched[table].policy

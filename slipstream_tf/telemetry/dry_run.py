@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream_tf.engine import steering
-from slipstream_tf.engine.report import WindowReport, share_of
+from slipstream_tf.engine.report import Totals, WindowReport, fraction_of
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.telemetry.exchange_estimate import ExchangeEstimate
-from slipstream_tf.telemetry.ledger import Ledger
 
 _WIDTH = 99
 _Cost = tuple[float | None, float | None, str]  # Minimum, maximum and basis, as in `Saving`.
@@ -38,7 +37,7 @@ class Saving:
         bytes_saved: Bytes of the saved gradient rows, with int64 keys and float32 values. 0 for
             examples.
         bytes_offered: Bytes of all gradient rows, as above.
-        least_cost, most_cost: Estimated range of the AUC loss at the end of training. It is not a
+        min_cost, max_cost: Estimated range of the AUC loss at the end of training. It is not a
             bound. None if there is no estimate.
         basis: Explains the estimate, or why there is none.
     """
@@ -48,22 +47,22 @@ class Saving:
     offered: int
     bytes_saved: int = 0
     bytes_offered: int = 0
-    least_cost: float | None = None
-    most_cost: float | None = None
+    min_cost: float | None = None
+    max_cost: float | None = None
     basis: str = ""
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         """The saved fraction, 0 to 1."""
         return self.saved / self.offered if self.offered else 0.0
 
     def __str__(self) -> str:
-        text = f"{self.saved:,} of {self.offered:,} {self.what} ({self.share:.1%}"
+        text = f"{self.saved:,} of {self.offered:,} {self.what} ({self.fraction:.1%}"
         if self.bytes_offered:
             text += f"; {self.bytes_saved / 2**20:,.1f} of {self.bytes_offered / 2**20:,.1f} MiB"
-        if self.least_cost is None or self.most_cost is None:
+        if self.min_cost is None or self.max_cost is None:
             return text + "), at a cost that is not estimated"
-        return text + f") at an estimated cost of {self.least_cost:.4f} to {self.most_cost:.4f} AUC"
+        return text + f") at an estimated cost of {self.min_cost:.4f} to {self.max_cost:.4f} AUC"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,9 @@ class DryRunEstimate:
     def to_dict(self) -> dict[str, Any]:
         """Returns {"savings": [...], "exchange": ...} as JSON-serializable values."""
         return {
-            "savings": [{**dataclasses.asdict(part), "share": part.share} for part in self.savings],
+            "savings": [
+                {**dataclasses.asdict(part), "fraction": part.fraction} for part in self.savings
+            ],
             "exchange": None if self.exchange is None else self.exchange.to_dict(),
         }
 
@@ -121,21 +122,21 @@ def estimate_dry_run(
             tracker.
         exchange: With multiple ranks, the result of `estimate_exchange`.
     """
-    active = Ledger([report for report in reports if not report.is_warming_up])
+    active = Totals([report for report in reports if not report.is_warming_up])
     if not active.reports:
         return DryRunEstimate(())
     savings = []
     for policy in settings.policies:
-        if not policy.steered_by and not policy.correct:
+        if not policy.steered_by and not policy.correction:
             continue
         if policy.acts_on == "examples":
             left_out = [r.examples_skippable - r.examples_kept for r in reports]
-            cost = _by_curve(reports, left_out, is_corrected=bool(policy.correct))
+            cost = _by_curve(reports, left_out, is_corrected=bool(policy.correction))
             savings.append(Saving("examples", sum(left_out), active.examples_seen, 0, 0, *cost))
             continue
         if policy.loses_gradients:
             # Assume that a masked row costs as much as its fraction of an example.
-            masked = [r.examples_seen * share_of(r.rows_masked, r.rows_offered) for r in reports]
+            masked = [r.examples_seen * fraction_of(r.rows_masked, r.rows_offered) for r in reports]
             cost = _by_curve(reports, masked)
         else:
             cost = _by_movement(auc_loss_of_deferring)
@@ -173,11 +174,11 @@ def _by_curve(
         return None, None, f"none: a learning curve needs {points}."
     all_missing = float(sum(missing))
     effective = sum(m * r.skippable_value for m, r in zip(missing, reports, strict=True))
-    least = steering.cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
+    minimum = steering.cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
     at_most = effective if is_corrected else max(all_missing, effective)
-    most = steering.cost_of_missing(steering.MODEL_MARGIN * fit.bound, total, at_most)
+    maximum = steering.cost_of_missing(steering.MODEL_MARGIN * fit.bound, total, at_most)
     value = effective / all_missing if all_missing else 1.0
-    return least, most, _words_of(fit, value, is_corrected)
+    return minimum, maximum, _words_of(fit, value, is_corrected)
 
 
 def _words_of(fit: steering.LearningCurve, value: float, is_corrected: bool) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream_tf._utils.comm import CHOICES, Link, copies_of
-from slipstream_tf.engine.report import WindowReport
-from slipstream_tf.telemetry.ledger import Ledger
+from slipstream_tf.engine.report import Totals, WindowReport
 
 # Seconds to add one gradient row to the deferred sums. Measured as 2.2 ms for a step of 53,000
 # rows, see benchmarks/notes.md.
@@ -31,7 +30,7 @@ class ExchangeEstimate:
         ranks: Number of ranks.
         is_spread: Whether each row has one owner. If so, lookups fetch rows from their owners, as
             many rows as there are gradient rows.
-        sent_share: Fraction of the gradient rows that would have been sent. 1 means all rows.
+        sent_fraction: Fraction of the gradient rows that would have been sent. 1 means all rows.
         defers: Whether other rows would have been deferred, which takes time. Masking takes no
             time.
     """
@@ -41,17 +40,17 @@ class ExchangeEstimate:
     floats: float
     ranks: int
     is_spread: bool = False
-    sent_share: float = 1.0
+    sent_fraction: float = 1.0
     defers: bool = False
 
-    def seconds(self, dtype: str, sent_share: float = 1.0) -> float:
+    def seconds(self, dtype: str, sent_fraction: float = 1.0) -> float:
         """Returns the seconds of a step's messages.
 
         Args:
             dtype: The wire dtype of the values, one of `config.WIRE_DTYPES`.
-            sent_share: Fraction of the gradient rows that are sent.
+            sent_fraction: Fraction of the gradient rows that are sent.
         """
-        gradients = self._of(sent_share * self.rows, dtype)
+        gradients = self._of(sent_fraction * self.rows, dtype)
         if not self.is_spread:
             return self.link.latency + gradients
         # Three consecutive messages: requested keys, rows, gradients.
@@ -76,27 +75,27 @@ class ExchangeEstimate:
             "bytes_per_second": self.link.bytes_per_second,
             "latency": self.link.latency,
             "rows": self.rows,
-            "sent_share": self.sent_share,
+            "sent_fraction": self.sent_fraction,
             "seconds": {dtype: self.seconds(dtype) for dtype in CHOICES},
             "seconds_of_sent": {
-                dtype: self.seconds(dtype, self.sent_share) + self.seconds_to_defer
+                dtype: self.seconds(dtype, self.sent_fraction) + self.seconds_to_defer
                 for dtype in CHOICES
             },
             "auto": self.auto,
         }
 
     def __str__(self) -> str:
-        told = ", ".join(f"{dtype} {_ms(self.seconds(dtype))}" for dtype in CHOICES)
+        details = ", ".join(f"{dtype} {_ms(self.seconds(dtype))}" for dtype in CHOICES)
         lines = [
-            f"The exchange of a step's rows would take, on this link ({self.link}): {told}. "
+            f"The exchange of a step's rows would take, on this link ({self.link}): {details}. "
             f'By these rows wire_dtype="auto" would take {self.auto}.'
         ]
         plain = self.seconds(self.auto)
-        if self.sent_share < 1.0:
-            less = self.seconds(self.auto, self.sent_share) + self.seconds_to_defer
+        if self.sent_fraction < 1.0:
+            less = self.seconds(self.auto, self.sent_fraction) + self.seconds_to_defer
             own = f", of which {_ms(self.seconds_to_defer)} to defer the others"
             lines.append(
-                f"With {self.sent_share:.0%} of the gradient rows sent, {self.auto} would take "
+                f"With {self.sent_fraction:.0%} of the gradient rows sent, {self.auto} would take "
                 f"{_ms(less)}{own if self.defers else ''}: {_verdict(plain - less)}"
             )
         return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
@@ -128,13 +127,13 @@ def estimate_exchange(
     before = [report for report in reports if report.is_warming_up]
     if link is None or not active:
         return None
-    rows = Ledger(active).rows
+    rows = Totals(active).rows
     steps = active[-1].step - (before[-1].step if before else 0)
     values = sum(t.rows.offered * t.dim for report in active for t in report.tables)
     if not rows.offered or steps <= 0:
         return None
     per_step = rows.offered / (steps * ranks)
-    share = rows.sent / rows.offered
+    fraction = rows.sent / rows.offered
     defers = rows.offered > rows.sent + rows.masked
     floats = values / rows.offered
-    return ExchangeEstimate(link, per_step, floats, ranks, is_spread, share, defers)
+    return ExchangeEstimate(link, per_step, floats, ranks, is_spread, fraction, defers)

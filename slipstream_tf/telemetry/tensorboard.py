@@ -6,8 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf.engine.report import WindowReport, added_up
-from slipstream_tf.telemetry.ledger import Ledger
+from slipstream_tf.engine.report import Totals, WindowReport, added_up
 
 SUB_FOLDER = "slipstream"
 # Same metadata as `tf.summary.scalar` and `tf.summary.histogram`. These functions are not used,
@@ -22,24 +21,24 @@ _HISTOGRAM = tf.compat.v1.SummaryMetadata(
 
 def scalars(report: WindowReport) -> Mapping[str, float]:
     """Returns the plotted values of a window by name, without undefined values."""
-    rows = Ledger([report]).rows
+    rows = Totals([report]).rows
     states = added_up(table.states for table in report.tables)
     values: dict[str, float | None] = {
         "examples/seen": report.examples_seen,
         "examples/skipped": report.examples_skipped,
-        "examples/skipped_share": report.skipped_share,
-        "examples/kept_by_thinning": report.examples_kept,
+        "examples/skipped_fraction": report.skipped_fraction,
+        "examples/kept_by_subsampling": report.examples_kept,
         "rows/offered": rows.offered,
         "rows/sent": rows.sent,
-        "rows/sent_share": rows.sent / rows.offered if rows.offered else None,
+        "rows/sent_fraction": rows.sent / rows.offered if rows.offered else None,
         "rows/masked": rows.masked,
         "rows/deferred_now": rows.deferred_now,
         "keys/hot": report.hot_keys,
         "keys/saturated": report.saturated_keys,
-        "keys/saturated_share": report.saturated_share,
+        "keys/saturated_fraction": report.saturated_fraction,
         "keys/hot_set_overlap": report.hot_set_overlap,
         "threshold": report.threshold,
-        "threshold/target_share": report.target_share,
+        "threshold/target_fraction": report.target_fraction,
         "progressive/log_loss": report.log_loss,
         "progressive/auc": report.auc,
         "window_end_seconds": report.seconds,
@@ -48,7 +47,7 @@ def scalars(report: WindowReport) -> Mapping[str, float]:
     for own in report.policies.values():
         values.update({f"policies/{name}": value for name, value in own.items()})
     keys = sum(states.values())
-    values.update({f"states/{name}_share": n / keys for name, n in states.items() if keys})
+    values.update({f"states/{name}_fraction": n / keys for name, n in states.items() if keys})
     return {name: float(value) for name, value in values.items() if value is not None}
 
 

@@ -29,7 +29,7 @@ from all_rules import ALL_RULES
 from slipstream_tf.ops import _loader
 
 # Includes TensorFlow's own memory. With this limit an absurd size fails as on a small machine.
-MOST_MEMORY = 12 << 30
+MAX_MEMORY = 12 << 30
 EXPECTED = (tf.errors.OpError, TypeError, ValueError, OverflowError)
 NEVER = (tf.errors.InternalError, tf.errors.UnknownError, tf.errors.AbortedError)
 # Name of the update rule -> number of its parameters.
@@ -387,7 +387,7 @@ def _valid_handles(library: Any) -> list[tuple[str, tf.Tensor]]:
 
 # Gradients have the shape of the pooled lookup results.
 _SAME = {"gradients": "pooled"}
-_SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_share", "keep_rate"))
+_SCALARS = frozenset(("alpha", "learning_rate", "threshold", "random_fraction", "keep_rate"))
 _SCALARS |= {"factor", "k", "movement", "max_age", "max_rows", "capacity", "with_summary"}
 _SCALARS |= {"wire_dtype"}
 _MATRICES = frozenset(("gradients", "rows", "slots", "sums", "values", "current", "snapshot"))
@@ -438,17 +438,19 @@ def _described(value: Any) -> Any:
 
 def main(seed: int, cases: int, seconds: float, journal: Path) -> None:
     """Calls ops until `cases` calls are done or `seconds` have passed."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     fuzzer = Fuzzer(_loader.library(), seed)
     results: dict[str, dict[str, int]] = {name: {} for name in fuzzer.names}
     end = time.monotonic() + seconds
     with open(journal, "w") as file:
 
         def called(number: int, name: str, arguments: dict[str, Any], mode: str) -> tuple[str, Any]:
-            told = {n: _described(v) for n, v in arguments.items()}
+            reported = {n: _described(v) for n, v in arguments.items()}
             file.seek(0)
             file.truncate()
-            file.write(json.dumps({"case": number, "op": name, "mode": mode, "arguments": told}))
+            file.write(
+                json.dumps({"case": number, "op": name, "mode": mode, "arguments": reported})
+            )
             file.flush()
             error, found = fuzzer.call(name, arguments, mode)
             kind = error or ("valid" if number < 0 else "result")

@@ -45,13 +45,13 @@ Change = Callable[[Path, random.Random], str]
 
 def damage(directory: Path, draw: random.Random) -> str:
     """Damages a checkpoint directory one to three times and returns a description."""
-    told = []
+    reported = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         change = draw.choice(CHANGES)
         # An earlier change may have removed all files of this kind, or made one unreadable as text.
         with contextlib.suppress(OSError, IndexError, UnicodeDecodeError, shutil.Error):
-            told.append(f"{change.__name__} {change(directory, draw)}")
-    return "; ".join(told)
+            reported.append(f"{change.__name__} {change(directory, draw)}")
+    return "; ".join(reported)
 
 
 def files_of(directory: Path) -> list[Path]:
@@ -203,15 +203,15 @@ def manifest_edited(directory: Path, draw: random.Random) -> str:
         path.write_text(text.replace('"step": ', f'"nested": {nested}, "step": '))
         return f"{path} nested {depth} deep"
     try:
-        values, told = json.loads(text), []
+        values, reported = json.loads(text), []
     except ValueError:
         return f"{path}, which is damaged already"
     for _ in range(draw.choice((1, 1, 2))):
-        told.append(edited(values, draw))
+        reported.append(edited(values, draw))
     is_sealed = draw.random() < 0.7
     values = sealed(values) if is_sealed and isinstance(values, dict) else values
     path.write_text(json.dumps(values))
-    return f"{path}{' and sealed' * is_sealed}: {', '.join(told)}"
+    return f"{path}{' and sealed' * is_sealed}: {', '.join(reported)}"
 
 
 def edited(values: Any, draw: random.Random) -> str:

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 # Seconds for all tests in this folder together. 0 selects the bounded run.
 SECONDS = float(os.environ.get("SLIPSTREAM_FUZZ_SECONDS", "0"))
 CORPUS = Path(__file__).with_name("corpus")
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 # Address space allowed in addition to the present size of the process. Arrow's threads need some.
-MOST_SPACE = 6 << 30
-MOST_SECONDS = 60
+MAX_BYTES_OF_MEMORY = 6 << 30
+TIMEOUT_SECONDS = 60
 
 Change = tuple[str, int, int, bytes]
 TOKENS = (
@@ -96,7 +96,7 @@ def changed(content: bytes, drawn: list[Change]) -> bytes:
 
 
 def fuzz(
-    draw: st.SearchStrategy[Any], check: Callable[[Any], None], cases: int, share: float
+    draw: st.SearchStrategy[Any], check: Callable[[Any], None], cases: int, fraction: float
 ) -> None:
     """Checks `cases` random cases, and repeats while there is time.
 
@@ -104,9 +104,9 @@ def fuzz(
         draw: Strategy of the cases.
         check: Receives a case and raises an exception if the case fails.
         cases: Number of cases of one run. The bounded run consists of a single run.
-        share: Fraction of SECONDS that this test may use.
+        fraction: Fraction of SECONDS that this test may use.
     """
-    end = time.monotonic() + SECONDS * share
+    end = time.monotonic() + SECONDS * fraction
     runs = 0
     while not runs or time.monotonic() < end:
         runs += 1
@@ -126,7 +126,7 @@ def bounded_space() -> Iterator[None]:
     """Limits the address space, so that absurd allocations fail."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + MOST_SPACE, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (now + MAX_BYTES_OF_MEMORY, before[1]))
     tracemalloc.start()
     try:
         yield
@@ -147,10 +147,10 @@ def _hang(*_: Any) -> None:
 
 
 @contextlib.contextmanager
-def watched(most_bytes: int = MOST_BYTES) -> Iterator[None]:
+def watched(max_bytes: int = MAX_BYTES) -> Iterator[None]:
     """Fails if the body takes too long or allocates too much memory."""
     before = signal.signal(signal.SIGALRM, _hang)
-    signal.alarm(MOST_SECONDS)
+    signal.alarm(TIMEOUT_SECONDS)
     tracemalloc.reset_peak()
     begin = tracemalloc.get_traced_memory()[0]
     try:
@@ -159,7 +159,7 @@ def watched(most_bytes: int = MOST_BYTES) -> Iterator[None]:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
         taken = tracemalloc.get_traced_memory()[1] - begin
-        assert taken < most_bytes, f"{taken} bytes were allocated"
+        assert taken < max_bytes, f"{taken} bytes were allocated"
 
 
 def error_of(read: Callable[[], Any], *kinds: type[Exception], names: Path) -> Exception | None:

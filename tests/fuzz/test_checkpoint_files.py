@@ -15,7 +15,7 @@ from slipstream_tf.checkpoint.array_file import ArrayFile, CheckpointError
 
 SECONDS = float(os.environ.get("SLIPSTREAM_FUZZ_SECONDS", "0")) / 8
 CASES = 500
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 def groups(rows: int) -> dict[str, dict[str, np.ndarray]]:
@@ -61,7 +61,7 @@ def test_a_spliced_file_is_an_error_or_has_its_content(tmp_path: Path) -> None:
             assert str(path) in str(error)
             continue
         finally:
-            assert tracemalloc.get_traced_memory()[1] < MOST_BYTES, f"case {case}"
+            assert tracemalloc.get_traced_memory()[1] < MAX_BYTES, f"case {case}"
         assert path.read_bytes() == whole, f"case {case}: a damage was not found"
         for group, columns in expected.items():
             for name, array in columns.items():

@@ -1,7 +1,7 @@
 """Damaged checkpoints are restored bitwise, replaced by an older one, or refused.
 
 One job with one or two ranks runs all cases. Before each case the job trains, so that its state
-differs from every checkpoint. If `JobCheckpoints.restore` raises an error, this state must be
+differs from every checkpoint. If `CheckpointManager.restore` raises an error, this state must be
 unchanged.
 """
 
@@ -33,7 +33,7 @@ from slipstream_tf.distributed import SavedJob
 
 CASES = {"native": 120, "replicated": 40, "sharded": 50}
 SHARE = 0.5 / len(CASES)
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 NAME = r"checkpoint-\d{6,}"
 RAISED = re.compile(r"No checkpoint is whole: |Rank \d+ could not read ")
 
@@ -149,12 +149,12 @@ class Whole:
     Attributes:
         content: Name -> content of the files in its folder.
         digests: Digests of a job that has restored it.
-        told: Result of `restore` on each rank.
+        reported: Result of `restore` on each rank.
     """
 
     content: dict[str, bytes]
     digests: Digest
-    told: list[SavedJob]
+    reported: list[SavedJob]
 
 
 @pytest.mark.parametrize("placement", CASES)
@@ -171,12 +171,12 @@ def test_damaged_checkpoints_are_restored_bitwise_or_not_at_all(
     def restored_alone(name: str) -> Whole:
         ranks.train(1)
         shutil.copytree(base / name, directory / name)
-        told = ranks.restore()
+        reported = ranks.restore()
         shutil.rmtree(directory)
-        return Whole(content_of(base / name), ranks.digests(), told)
+        return Whole(content_of(base / name), ranks.digests(), reported)
 
     older, newer = (restored_alone(name) for name in sorted(os.listdir(base)))
-    assert older == restored_alone(older.told[0].path.name)
+    assert older == restored_alone(older.reported[0].path.name)
     assert older.digests != newer.digests
 
     draw, case, end = random.Random(placement), 0, time.monotonic() + SECONDS * SHARE
@@ -185,14 +185,14 @@ def test_damaged_checkpoints_are_restored_bitwise_or_not_at_all(
         case += 1
         ranks.train(1)
         shutil.copytree(base, directory)
-        told = f"case {case}: {damage(directory, draw)}"
+        reported = f"case {case}: {damage(directory, draw)}"
         before = ranks.digests()
         try:
             found = _watched_restore(ranks)
             restored = _restored(directory, found, before, ranks.digests(), [older, newer])
             _require_newest(directory, found, [older.content, newer.content])
         except (Exception, Hang) as error:
-            raise AssertionError(told) from error
+            raise AssertionError(reported) from error
         refused = "nothing" if found[0] is None else "refused"
         outcomes[{id(older): "older", id(newer): "newer"}.get(id(restored), refused)] += 1
         shutil.rmtree(directory)
@@ -203,7 +203,7 @@ def _watched_restore(ranks: Ranks) -> list[Any]:
     # Trace only the restore, because tracing slows training down a lot.
     tracemalloc.start()
     try:
-        with watched(MOST_BYTES):
+        with watched(MAX_BYTES):
             return ranks.restore()
     finally:
         tracemalloc.stop()
@@ -242,7 +242,9 @@ def _restored(
         if all(one[part] == other[part] for one, other in pairs for part in parts):
             # Otherwise the manifest was edited and its checksum updated.
             if content == whole.content[MANIFEST]:
-                assert found == [dataclasses.replace(told, path=path) for told in whole.told]
+                assert found == [
+                    dataclasses.replace(reported, path=path) for reported in whole.reported
+                ]
             return whole
     raise AssertionError(f"{found} is as no checkpoint was")
 

@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("calling_ops.py")
 SECONDS = os.environ.get("SLIPSTREAM_FUZZ_SECONDS")
 CASES = 600
 # Timeout of one process, including the start of TensorFlow.
-MOST_SECONDS = 180
+TIMEOUT_SECONDS = 180
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ MOST_SECONDS = 180
 )
 def test_any_call_gives_a_result_or_an_error(tmp_path: Path, seed: int) -> None:
     journal = tmp_path / "journal.json"
-    seconds = float(SECONDS) / 4 if SECONDS else MOST_SECONDS / 2
+    seconds = float(SECONDS) / 4 if SECONDS else TIMEOUT_SECONDS / 2
     cases = 10**9 if SECONDS else CASES
     arguments = [str(seed), str(cases), str(seconds), str(journal)]
     environment = {
@@ -42,7 +42,7 @@ def test_any_call_gives_a_result_or_an_error(tmp_path: Path, seed: int) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=seconds + MOST_SECONDS / 2,
+            timeout=seconds + TIMEOUT_SECONDS / 2,
         )
     except subprocess.TimeoutExpired:
         pytest.fail(f"the program hangs in {journal.read_text()[:2000]}")

@@ -258,8 +258,10 @@ def test_whatever_is_prepared_is_read_again(name: str, tmp_path: Path) -> None:
         def work() -> None:
             source, files = open_source([str(path)], name, parse_schema(schema))
             prepare(source, files, str(folder), Options(shard_rows=10, count_bytes=1 << 20))
-            told = json.loads((folder / "prepared.json").read_text())
-            inputs = sum(s[p]["inputs"] for s in told["shards"] for p in ("train", "test") if s[p])
+            reported = json.loads((folder / "prepared.json").read_text())
+            inputs = sum(
+                s[p]["inputs"] for s in reported["shards"] for p in ("train", "test") if s[p]
+            )
             assert taken(PreparedReader(folder, 4)) == inputs
 
         error = error_of(work, ValueError, OtherPreparation, names=path)

@@ -36,7 +36,7 @@ FEATURES: dict[str, Any] = {
 # Skip settings of a classifier.
 SETTINGS = {
     "threshold": np.float32(0.6),
-    "random_share": np.float64(0),
+    "random_fraction": np.float64(0),
     "keep_rate": np.float64(0.1),
 }
 LOOKUP = {
@@ -87,7 +87,7 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableUpdateCounts", handle=table)
     call("SlipstreamTableStatistics", handle=table)
     call("SlipstreamTableSpillStatistics", handle=table)
-    call("SlipstreamTableAnnounce", handle=table, keys=keys)
+    call("SlipstreamTablePrefetchRows", handle=table, keys=keys)
     admission = call("SlipstreamTableExportAdmission", handle=table)
     call("SlipstreamTableImportAdmission", handle=table, **_as_inputs(admission))
     call("SlipstreamTableExportChanges", handle=table, since=np.array(0, np.int64))
@@ -210,10 +210,10 @@ def call_pilot_ops(call: Call) -> None:
         pilot_factors=2,
         pilot_memory_bytes=1 << 12,
     )
-    call("SlipstreamClassifierConfigure", handle=classifier, **SETTINGS, mode="foreseen_loss")
+    call("SlipstreamClassifierConfigure", handle=classifier, **SETTINGS, mode="predicted_loss")
     labels = {"labels": np.float32([0, 1, 0.5]), "sample_weights": np.float32([1, 0, 2])}
     given = {**FEATURES, **labels, "predictions": np.zeros(0, np.float32)}
-    call("SlipstreamForeseeInputs", handle=classifier, **given)
+    call("SlipstreamSubsampleInputs", handle=classifier, **given)
     pilot = call("SlipstreamClassifierExportPilot", handle=classifier)
     call("SlipstreamClassifierImportPilot", handle=classifier, **_as_inputs(pilot))
 

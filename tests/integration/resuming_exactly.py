@@ -31,19 +31,19 @@ HALF, BATCH, FIELDS, WINDOW = 45, 32, 3, 8
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "mask": {
-        "policies": slip.MaskGradients(share=0.6),
+        "policies": slip.MaskGradients(fraction=0.6),
         "saturation": slip.Saturation(metric="l2", revisit_every=3),
     },
     "defer": {"policies": slip.DeferGradients(slip.Movement(0.05, max_age=20))},
     "inputs": {
-        "policies": slip.SkipExamples(slip.RowDrift(), share=0.5, keep=0.3),
+        "policies": slip.SkipExamples(slip.RowDrift(), fraction=0.5, keep_rate=0.3),
     },
-    "foreseen": {
-        "policies": slip.SkipExamples(slip.ForeseenLoss("linear", memory=1 << 11), share=0.4),
+    "predicted": {
+        "policies": slip.SkipExamples(slip.PredictedLoss("linear", memory=1 << 11), fraction=0.4),
     },
     "both": {
         "policies": [
-            slip.SkipExamples(slip.RowDrift(), share=0.4, keep=0.2),
+            slip.SkipExamples(slip.RowDrift(), fraction=0.4, keep_rate=0.2),
             slip.DeferGradients(slip.Movement(0.05)),
         ]
     },
@@ -108,13 +108,13 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
 
     inputs = iter(slipstream.apply(data, BATCH))
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    saved = slip.distributed.JobCheckpoints(
+    saved = slip.distributed.CheckpointManager(
         directory / way,
         checkpoint,
         slip.distributed.SingleProcess(),
         embeddings.store,
         engine=slipstream,
-        own=tf.train.Checkpoint(inputs=inputs),
+        rank_checkpoint=tf.train.Checkpoint(inputs=inputs),
     )
     step = 0
     losses: list[float] = []
@@ -175,7 +175,7 @@ def main() -> None:
         # written.
         disk.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
         variable = tf.Variable(0.0)
-        slip.distributed.JobCheckpoints(
+        slip.distributed.CheckpointManager(
             directory / list(WAYS)[-1],
             tf.train.Checkpoint(variable=variable),
             slip.distributed.SingleProcess(),

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import Storage, Table, initializers, optimizers
-from slipstream_tf.distributed import JobCheckpoints, SingleProcess
+from slipstream_tf.distributed import CheckpointManager, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore
 
@@ -48,8 +48,12 @@ def main() -> None:
     spill = folder / "spill"
     spill.mkdir(exist_ok=True)
     store = make(Storage(memory="200KB", spill=str(spill)))
-    saved = JobCheckpoints(
-        folder / "saved", tf.train.Checkpoint(x=tf.Variable(1.0)), SingleProcess(), store, keep=2
+    saved = CheckpointManager(
+        folder / "saved",
+        tf.train.Checkpoint(x=tf.Variable(1.0)),
+        SingleProcess(),
+        store,
+        max_to_keep=2,
     )
     if seconds:
         threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()

@@ -78,12 +78,12 @@ def test_hot_keys_are_those_with_enough_accesses(
     np.concatenate([keys, np.zeros((4, 1), np.int32)], axis=1).tofile(tmp_path / "train.bin")
     settings = {"cardinalities": [3, 3], "numbers": 0, "steps": 2, "batch": 2}
     settings["train"] = str(tmp_path / "train.bin")
-    found = hot_keys.choose(task.Task(settings), share=0.75)
+    found = hot_keys.choose(task.Task(settings), fraction=0.75)
     assert [keys.tolist() for keys in found.keys] == [[0], [0]]
-    assert (found.share, found.accesses) == (0.75, 0.75)
-    assert found.told(dim=16)["hot_bytes"] == 128
+    assert (found.fraction, found.accesses) == (0.75, 0.75)
+    assert found.reported(dim=16)["hot_bytes"] == 128
     # Keys that do not occur are not hot.
-    every = hot_keys.choose(task.Task(settings), share=1.0)
+    every = hot_keys.choose(task.Task(settings), fraction=1.0)
     assert [keys.tolist() for keys in every.keys] == [[0, 1], [0, 2]]
 
 

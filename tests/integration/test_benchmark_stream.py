@@ -43,8 +43,8 @@ def test_stream_compares_predictions_made_before_training(
     assert [run["run"] for run in (plain, inputs, mask)] == ["plain", "inputs", "mask"]
     assert plain["inputs"] == mask["inputs"] == [1] and inputs["inputs"][0] < 1
     assert plain["rows sent / plain"] == [1] and mask["rows sent / plain"][0] < 1
-    told = json.loads((tmp_path / "runs/globo_1/seed0/inputs/metrics.json").read_text())
-    assert told["examples_trained"] < told["inputs_predicted"] == 5400
+    reported = json.loads((tmp_path / "runs/globo_1/seed0/inputs/metrics.json").read_text())
+    assert reported["examples_trained"] < reported["inputs_predicted"] == 5400
 
 
 @needs_sources
@@ -58,13 +58,13 @@ def test_controls_train_as_many_examples_and_predict_all(
                          *(f"--train_flag={flag}" for flag in small),
                          f"--records={tmp_path / 'runs'}", warm=warm)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = {
+    reported = {
         name: json.loads((tmp_path / f"runs/globo_49/seed0/{name}/metrics.json").read_text())
         for name in ("plain", "fm", "random", "stop")
     }
-    assert all(one["inputs_predicted"] == 9000 for one in told.values())
-    assert told["plain"]["examples_trained"] == 9000
-    trained = told["fm"]["examples_trained"]
+    assert all(one["inputs_predicted"] == 9000 for one in reported.values())
+    assert reported["plain"]["examples_trained"] == 9000
+    trained = reported["fm"]["examples_trained"]
     assert trained < 5000
-    assert abs(told["stop"]["examples_trained"] - trained) < 64
-    assert abs(told["random"]["examples_trained"] - trained) < 300
+    assert abs(reported["stop"]["examples_trained"] - trained) < 64
+    assert abs(reported["random"]["examples_trained"] - trained) < 300

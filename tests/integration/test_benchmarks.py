@@ -61,8 +61,8 @@ def test_withholding_compares_runs_and_does_not_repeat_them(
             warm_up = sum(window["is_warming_up"] for window in record["windows"])
         early = record["windows"][:warm_up]
         sent[run] = own - sum(table["rows"]["sent"] for w in early for table in w["tables"])
-    share = sent["defer_0.01_4"] / sent["plain_rows_4"]
-    assert defer["rows sent / plain"] == [pytest.approx(share, abs=1e-5)]
+    fraction = sent["defer_0.01_4"] / sent["plain_rows_4"]
+    assert defer["rows sent / plain"] == [pytest.approx(fraction, abs=1e-5)]
 
     written = {path: path.stat().st_mtime_ns for path in records.rglob("metrics.json")}
     again = run_benchmark("mask_and_defer.py", *flags, warm=warm)
@@ -138,9 +138,9 @@ def test_the_programs_rate_is_that_of_its_examples(warm: list[str], tmp_path: Pa
     (rate,) = ways["slipstream-train"]["examples/s"]
     assert rate == pytest.approx(4000 / seconds["whole process"], rel=0.01)
     assert len(ways["bare steps"]["examples/s"]) == 2
-    share = rate / (sum(ways["bare steps"]["examples/s"]) / 2)
+    fraction = rate / (sum(ways["bare steps"]["examples/s"]) / 2)
     claim = claims_of(tmp_path, "train_rate")["generated_share_of_bare_steps"]
-    assert claim["value"] == pytest.approx(share, rel=0.01) and claim["target"] == 0.9
+    assert claim["value"] == pytest.approx(fraction, rel=0.01) and claim["target"] == 0.9
 
 
 @pytest.mark.slow
@@ -153,8 +153,8 @@ def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
     ways = ("ahead", "at the pull", "ready")
     assert list(results) == [(source, way) for source in ("text", "prepared") for way in ways]
     for (_, way), result in results.items():
-        assert len(result["share of time waiting"]) == len(result["ms a step"]) == 2
-        assert all(0 < share < 1 for share in result["share of time waiting"])
+        assert len(result["fraction of time waiting"]) == len(result["ms a step"]) == 2
+        assert all(0 < fraction < 1 for fraction in result["fraction of time waiting"])
         assert result["a wait, median ms"] <= result["a wait, longest ms"]
         assert result["inputs skipped"] == 0 or way != "ready"
     # The skipped examples do not depend on when batches are prepared.
@@ -230,9 +230,9 @@ def test_growth_refuses_what_does_not_fit(
         growth.app.UsageError, match=r"50,000,000 x \(128 \+ 24 \+ 16\).*4.0 GiB"
     ) as e:
         growth.require_memory(50_000_000, payload, 4 * gib)
-    most = int(str(e.value).partition("--max_keys=")[2].partition(",")[0])
-    growth.require_memory(most, payload, 4 * gib)
-    assert most == growth.largest_that_fits(payload, 4 * gib) > 10_000_000
+    maximum = int(str(e.value).partition("--max_keys=")[2].partition(",")[0])
+    growth.require_memory(maximum, payload, 4 * gib)
+    assert maximum == growth.largest_that_fits(payload, 4 * gib) > 10_000_000
     keys = growth.hashed(np.arange(1000))
     assert keys.dtype == np.int64 and len(np.unique(keys)) == 1000 and keys.min() < 0 < keys.max()
     rng = np.random.default_rng(0)
@@ -256,9 +256,9 @@ def test_dlrm_step_lets_sides_learn_the_same_and_take_turns(
     step, fit, _ = rows_of(tmp_path, "dlrm_step", "Libraries")
     assert all(len(side["ms a step"]) == 2 and min(side["ms a step"]) > 0 for side in (step, fit))
     assert fit["library"] == "slipstream_tf, model.fit, float32"
-    told = [line for line in done.stdout.splitlines() if ": losses " in line]
+    reported = [line for line in done.stdout.splitlines() if ": losses " in line]
     (first, last), *others = (
-        [float(loss) for loss in line.partition(": losses ")[2].split()] for line in told
+        [float(loss) for loss in line.partition(": losses ")[2].split()] for line in reported
     )
     assert last < first and len(others) == 2
     assert all(losses == pytest.approx([first, last], abs=2e-5) for losses in others)
@@ -395,7 +395,7 @@ def test_gpu_launchers_write_nothing_without_a_gpu(
 
 @needs_sources
 @pytest.mark.parametrize(
-    ("ending", "claim", "told"),
+    ("ending", "claim", "reported"),
     [
         (
             {"code": 1, "problem": "mask: wrong"},
@@ -409,10 +409,14 @@ def test_gpu_launchers_write_nothing_without_a_gpu(
     ],
 )
 def test_gpu_launchers_tell_what_is_wrong(
-    ending: dict[str, Any], claim: str, told: str, on_a_fake_gpu: Callable[..., Any], tmp_path: Path
+    ending: dict[str, Any],
+    claim: str,
+    reported: str,
+    on_a_fake_gpu: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     done = on_a_fake_gpu(GPU_RECORDS[:3], **ending)
-    assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and reported in done.stdout, done.stdout + done.stderr
     summary = json.loads((tmp_path / "results" / "gpu_launchers.json").read_text())
     assert summary["claims"][claim]["value"] == max(1, ending.get("errors", 0))
     (part,) = summary["parts"].values()

@@ -84,16 +84,16 @@ def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
 def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any], Path]) -> None:
     runs = demo_output[1]["runs"]
     trained = {name: run["examples"]["trained"] for name, run in runs.items()}
-    assert trained["foreseen"] < 0.3 * trained["plain"]
+    assert trained["predicted"] < 0.3 * trained["plain"]
     for name in ("uniform", "random", "stop"):
-        assert trained[name] == pytest.approx(trained["foreseen"], rel=0.1)
+        assert trained[name] == pytest.approx(trained["predicted"], rel=0.1)
     for name in ("seed", "data", "model", "dim", "max_examples"):
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1
 
 
 def test_share_to_skip_follows_the_click_rate() -> None:
-    for clicks, share in ((20, 0.85), (50, 0.85), (100, 0.5), (250, 0.3), (1000, 0.3)):
-        assert demo.share_for({"test": {"clicks": clicks, "examples": 1000}}) == share, clicks
+    for clicks, fraction in ((20, 0.85), (50, 0.85), (100, 0.5), (250, 0.3), (1000, 0.3)):
+        assert demo.fraction_for({"test": {"clicks": clicks, "examples": 1000}}) == fraction, clicks
 
 
 def test_own_data_have_their_presets_batch_size_and_as_many_examples_as_there_are() -> None:
@@ -135,21 +135,23 @@ def _records(**aucs: float) -> dict[str, Any]:
 
 def test_verdict_follows_from_the_numbers() -> None:
     ahead = demo.verdict(
-        _records(plain=0.7, foreseen=0.7004, uniform=0.698, random=0.65, stop=0.64)
+        _records(plain=0.7, predicted=0.7004, uniform=0.698, random=0.65, stop=0.64)
     )
     assert "20% of the examples, in 40% of plain training's seconds" in ahead
     assert "level with plain training (+0.0004 AUC)" in ahead
     # After 4 of the 5 seconds in which the AUC rises from 0.5 to 0.6.
     assert "0.1204 AUC above what plain training had reached by then" in ahead
     assert "0.0024 AUC above uniform negative sampling" in ahead and "no pilot" not in ahead
-    level = demo.verdict(_records(plain=0.7, foreseen=0.69, uniform=0.6895, random=0.68, stop=0.69))
+    level = demo.verdict(
+        _records(plain=0.7, predicted=0.69, uniform=0.6895, random=0.68, stop=0.69)
+    )
     assert "0.0100 AUC below plain training" in level and "0.0100 AUC above random" in level
     assert "level with a stop (+0.0000 AUC)" in level and "--pilot=label is simpler" in level
-    behind = demo.verdict(_records(plain=0.7, foreseen=0.68, uniform=0.68, random=0.69, stop=0.68))
+    behind = demo.verdict(_records(plain=0.7, predicted=0.68, uniform=0.68, random=0.69, stop=0.68))
     assert "0.0100 AUC below random" in behind and "train on all, or skip less" in behind
     assert "no pilot" not in behind
-    nothing = _records(plain=0.7, foreseen=0.7, uniform=0.7, random=0.7, stop=0.7)
-    nothing["foreseen"]["examples"] = {"seen": 1000, "trained": 1000, "skipped": 0}
+    nothing = _records(plain=0.7, predicted=0.7, uniform=0.7, random=0.7, stop=0.7)
+    nothing["predicted"]["examples"] = {"seen": 1000, "trained": 1000, "skipped": 0}
     assert "Nothing was skipped" in demo.verdict(nothing)
     nothing["stop"]["test"]["auc"] = None
     assert "AUC is not defined" in demo.verdict(nothing)

@@ -96,8 +96,8 @@ def test_needed_parts_work_here(here: Report) -> None:
 
 def test_optional_parts_are_reported_as_they_are_here(here: Report) -> None:
     for name, module in (("Horovod", "horovod"), ("SOK", "sparse_operation_kit")):
-        is_there = importlib.util.find_spec(module) is not None
-        assert (here[name]["state"] == MISSING) is not is_there
+        is_present = importlib.util.find_spec(module) is not None
+        assert (here[name]["state"] == MISSING) is not is_present
         assert not here[name]["is_needed"]
     assert here["Horovod"]["state"] != OK or "Gloo" in here["Horovod"]["detail"]
     assert here["GPUs"]["detail"].startswith("none") is not bool(

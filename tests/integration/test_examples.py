@@ -28,8 +28,8 @@ def test_a_loop_of_ones_own_skips(capsys):
 
 def would_save(text):
     """Returns the savings that a dry run reports, by kind."""
-    told = re.findall(r"^- ([\d,]+) of [\d,]+ (gradient rows|examples) \(", text, re.MULTILINE)
-    return {what: int(count.replace(",", "")) for count, what in told}
+    reported = re.findall(r"^- ([\d,]+) of [\d,]+ (gradient rows|examples) \(", text, re.MULTILINE)
+    return {what: int(count.replace(",", "")) for count, what in reported}
 
 
 def test_quickstart_tells_its_speed_and_what_could_be_saved(capsys):

@@ -32,13 +32,13 @@ def lists() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def toolkit(lists: dict[str, Any]) -> dict[str, str]:
     """Returns the paths of nvcc and of CUDA's headers."""
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, str(ROOT / "build_support" / "find_cuda.py")],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    if not told:
+    if not reported:
         pytest.skip("no CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH)")
-    return dict(line.split("=", 1) for line in told.splitlines())
+    return dict(line.split("=", 1) for line in reported.splitlines())
 
 
 def compile_each(command: list[str], sources: list[str]) -> None:

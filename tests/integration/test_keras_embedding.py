@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, initializers, optimizers
-from slipstream_tf.keras import EmbeddingCollection, StepOptimizer
+from slipstream_tf.keras import CombinedOptimizer, EmbeddingCollection
 
 VOCABULARY = 12
 DIM = 4
@@ -144,7 +144,7 @@ def test_one_update_per_step_of_fit(apply, optimizer, steps_per_execution):
     """
     optimizer = type(optimizer).from_config(optimizer.get_config())
     if apply == "step":
-        optimizer = StepOptimizer(optimizer)
+        optimizer = CombinedOptimizer(optimizer)
     optimizer.exclude_from_weight_decay(var_names=["_anchor"])
     keys, labels = data()
     net = Net(collection(apply=apply))

@@ -63,7 +63,7 @@ def train(*policies, dry_run=False):
 
 
 def test_gradients_of_saturated_keys_are_masked_after_the_warm_up():
-    slipstream, _ = train(slip.MaskGradients(share=0.6))
+    slipstream, _ = train(slip.MaskGradients(fraction=0.6))
     reports = slipstream.tracker.reports
     masked = [sum(table.rows.masked for table in report.tables) for report in reports]
     assert len(reports) == STEPS // 10
@@ -73,7 +73,7 @@ def test_gradients_of_saturated_keys_are_masked_after_the_warm_up():
 
 
 def test_a_dry_run_trains_plainly():
-    dry_run, rows = train(slip.MaskGradients(share=0.6), dry_run=True)
+    dry_run, rows = train(slip.MaskGradients(fraction=0.6), dry_run=True)
     _, plain_rows = train()
     for mine, plain in zip(rows, plain_rows, strict=True):
         np.testing.assert_array_equal(mine, plain)
@@ -81,7 +81,7 @@ def test_a_dry_run_trains_plainly():
 
 
 @pytest.mark.parametrize(
-    "until", [slip.Movement(0.002), slip.Interval(share=0.6)], ids=["movement", "interval"]
+    "until", [slip.Movement(0.002), slip.Interval(fraction=0.6)], ids=["movement", "interval"]
 )
 def test_gradients_are_deferred_after_the_warm_up(until):
     slipstream, rows = train(slip.DeferGradients(until))

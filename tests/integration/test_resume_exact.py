@@ -66,9 +66,9 @@ def test_rows_states_and_metrics_are_bitwise_the_same(way: str, results: Path) -
     reports = json.loads(texts[0])
     assert len(reports) == 2 * HALF // WINDOW and HALF % WINDOW
     rows = [table["rows"] for report in reports for table in report["tables"]]
-    goes_by_keys = way not in ("defer", "foreseen", "random")
+    goes_by_keys = way not in ("defer", "predicted", "random")
     assert (max(report["saturated_keys"] for report in reports) > 0) >= goes_by_keys
-    skips_inputs = way in ("inputs", "foreseen", "both", "random")
+    skips_inputs = way in ("inputs", "predicted", "both", "random")
     assert (sum(report["examples_skipped"] for report in reports) > 0) == skips_inputs
     assert (sum(counts["masked"] for counts in rows) > 0) == (way == "mask")
     assert (sum(counts["deferred"] for counts in rows) > 0) == (way in ("defer", "both"))

@@ -17,7 +17,7 @@ from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import resolve
 
-BY_DRIFT = ("--skip_by=row_drift", "--skip_alpha=0.6", "--skip_share=0.6")
+BY_DRIFT = ("--skip_score=row_drift", "--skip_alpha=0.6", "--skip_fraction=0.6")
 SKIPPING = ("--policies=skip_examples", *BY_DRIFT, "--window_steps=6")
 SKIPS, DEFERS, MASKS = (
     f"--policies={policy}" for policy in ("skip_examples", "defer_gradients", "mask_gradients")
@@ -151,7 +151,7 @@ def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train)
     assert inputs["trained"] + inputs["skipped"] == inputs["seen"]
     windows = paper["windows"]
     assert sum(w["examples_seen"] for w in windows) == inputs["seen"]
-    assert any(w["threshold"] > 0 and w["saturated_share"] > 0 for w in windows)
+    assert any(w["threshold"] > 0 and w["saturated_fraction"] > 0 for w in windows)
     # A quarter of the steps: 18,000 examples / 256 per step / 4.
     assert warmup_of(paper) == 18
     assert all(not w["examples_skipped"] for w in windows if w["is_warming_up"])
@@ -219,21 +219,21 @@ def test_deferred_gradients_are_counted(run_train: Train) -> None:
 @pytest.mark.parametrize(
     ("flags", "name", "needs"),
     [
-        ((DEFERS, "--skip_by=row_drift"), "skip_by", SKIPS),
-        ((MASKS, "--skip_keep=0.1"), "skip_keep", SKIPS),
+        ((DEFERS, "--skip_score=row_drift"), "skip_score", SKIPS),
+        ((MASKS, "--skip_keep_rate=0.1"), "skip_keep_rate", SKIPS),
         ((SKIPS, "--defer_movement=1"), "defer_movement", DEFERS),
         ((SKIPS, "--defer_max_age=3"), "defer_max_age", DEFERS),
         ((DEFERS, "--revisit_every=2"), "revisit_every", "go by drift"),
-        ((DEFERS, "--skip_share=0.5"), "skip_share", SKIPS),
+        ((DEFERS, "--skip_fraction=0.5"), "skip_fraction", SKIPS),
         (
             (DEFERS, "--max_auc_loss=0.001", "--defer_movement=0.1"),
             "defer_movement",
             "no --max_auc_loss",
         ),
         ((SKIPS, "--revisit_every=2"), "revisit_every", "go by drift"),
-        ((SKIPS, "--skip_keep=0.1"), "skip_keep", "--skip_by=row_drift"),
-        ((SKIPS, "--skip_by=row_drift", "--pilot=fm"), "pilot", "--skip_by=foreseen_loss"),
-        ((SKIPS, "--mask_share=0.5"), "mask_share", MASKS),
+        ((SKIPS, "--skip_keep_rate=0.1"), "skip_keep_rate", "--skip_score=row_drift"),
+        ((SKIPS, "--skip_score=row_drift", "--pilot=fm"), "pilot", "--skip_score=predicted_loss"),
+        ((SKIPS, "--mask_fraction=0.5"), "mask_fraction", MASKS),
         (("--max_auc_loss=0.001",), "max_auc_loss", "--policies"),
         (("--window_steps=5",), "window_steps", "--policies or --watch"),
         (("--prefetch",), "prefetch", "several ranks"),
@@ -255,7 +255,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--dim=0"), ("--dim=0", "an integer >= 1")),
         (("--data=generated", "--skip_alpha=0"), ("--skip_alpha=0", "> 0 and <= 1")),
         (("--data=generated", "--skip_alpha=2"), ("--skip_alpha=2", "> 0 and <= 1")),
-        (("--data=generated", "--skip_share=1.5"), ("--skip_share=1.5", "> 0 and <= 1")),
+        (("--data=generated", "--skip_fraction=1.5"), ("--skip_fraction=1.5", "> 0 and <= 1")),
         (("--data=generated", "--epochs=many"), ("--epochs=many", "an integer >= 1")),
         (("--data=generated", "--model=mlp"), ("--model=mlp", "dlrm, dcn, deepfm")),
         (("--data=generated", "--dropout=1"), ("--dropout=1", "< 1")),
@@ -266,7 +266,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "extra"), ("'extra'", "--flag=value")),
         (("--data=generated", "--watch", "--warmup=0.1", "--warmup_steps=1"), ("exclude",)),
         (("--data=generated", "--warmup=0.4"), ("--warmup", "--policies or --watch")),
-        (("--data=generated", "--skip_share=0.4"), ("--skip_share", SKIPS)),
+        (("--data=generated", "--skip_fraction=0.4"), ("--skip_fraction", SKIPS)),
         (("--data=generated", "--policies=inputs"), ("--policies=inputs", "skip_examples")),
         (("--data=generated", "--model=dcn", "--bottom=4"), ("--bottom", "--model=dlrm")),
         (("--data=generated", "--model=deepfm", "--bottom=4"), ("--bottom", "--model=dlrm")),
@@ -347,10 +347,10 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     examples, rows = record["dry_run"]["savings"]
     assert (examples["what"], rows["what"]) == ("examples", "gradient rows")
     assert 0 < examples["saved"] < examples["offered"] < 18_000
-    assert 0 <= examples["least_cost"] < examples["most_cost"] and "+-" in examples["basis"]
+    assert 0 <= examples["min_cost"] < examples["max_cost"] and "+-" in examples["basis"]
     assert 0 < rows["bytes_saved"] < rows["bytes_offered"]
     rates = 0.05  # The default distance, in units of the learning rate.
-    assert rows["most_cost"] == pytest.approx(rates * 0.012)
+    assert rows["max_cost"] == pytest.approx(rates * 0.012)
     assert f"- {examples['saved']:,} of {examples['offered']:,} examples (" in text
     assert "at an estimated cost of" in text and f"add {SKIPS} in place of --dry_run" in text
     lines = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
@@ -362,10 +362,10 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     resolve(*flag_set.parse(run_defer), lambda _: "generated", flag_set)
     assert run_program(train.make_flags(), train.main, run_skip) == 0
     done = json.loads((tmp_path / "skip_examples" / "metrics.json").read_text())
-    foreseen, share = examples["saved"], done["examples"]["skipped"]
-    assert 0.5 * foreseen < share < 1.5 * foreseen
+    predicted_losses, fraction = examples["saved"], done["examples"]["skipped"]
+    assert 0.5 * predicted_losses < fraction < 1.5 * predicted_losses
     random = resolve(*flag_set.parse(run_random), lambda _: "generated", flag_set)
-    assert random.control == "random" and len(random.random_shares) > 1
+    assert random.control == "random" and len(random.random_fractions) > 1
 
 
 def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,7 +407,7 @@ def test_prepared_keys_with_a_list(run_train: Train, tmp_path: Path) -> None:
     data = prepared(tmp_path, table, ["user", "read"], ["age"])
     record = run_train(
         f"--data={data}", "--dim=4", "--mlp=4", "--policies=skip_examples", "--batch_size=128",
-        "--max_examples=3999", "--epochs=2", "--skip_by=row_drift", "--window_steps=4",
+        "--max_examples=3999", "--epochs=2", "--skip_score=row_drift", "--window_steps=4",
     )  # fmt: skip
     assert record["examples"]["seen"] == 3_999
     assert record["rows"] == {"user": 50, "read": 11}

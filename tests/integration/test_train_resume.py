@@ -28,17 +28,17 @@ EVERY = 7
 WAYS = {
     "none": (),
     "mask": (
-        "--policies=mask_gradients", "--mask_share=0.6", "--rows_optimizer=adam",
+        "--policies=mask_gradients", "--mask_fraction=0.6", "--rows_optimizer=adam",
     ),
     "defer": (
         "--policies=defer_gradients", "--capacity=70", "--eviction=lfu", "--evaluate_every=9",
     ),
     "inputs": (
-        "--policies=skip_examples", "--skip_by=row_drift", "--skip_share=0.6", "--skip_keep=0.2",
-        "--skip_alpha=0.5",
+        "--policies=skip_examples", "--skip_score=row_drift", "--skip_fraction=0.6",
+        "--skip_keep_rate=0.2", "--skip_alpha=0.5",
     ),
-    "foreseen": ("--policies=skip_examples", "--skip_share=0.4"),
-    "dry_run": ("--dry_run", "--skip_by=row_drift", "--skip_alpha=0.5"),
+    "predicted": ("--policies=skip_examples", "--skip_fraction=0.4"),
+    "dry_run": ("--dry_run", "--skip_score=row_drift", "--skip_alpha=0.5"),
     "fae": ("--schedule=fae", "--hot_set_memory=10KiB"),
 }  # fmt: skip
 # Parts of the record that depend on the process or machine instead of the run.
@@ -158,7 +158,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(
             assert without_times(resumed[name]) == without_times(straight[name]), name
     require_same_checkpoint(newest(tmp_path / "straight"), newest(killed))
     assert straight["examples"]["seen"] == 3_000
-    if way in ("inputs", "foreseen"):
+    if way in ("inputs", "predicted"):
         assert straight["examples"]["skipped"] > 200
     if way == "defer":
         assert set(straight["rows"].values()) <= set(range(71))

@@ -16,7 +16,7 @@ from slipstream_tf.cli.program import run_program
 DATA = (
     "--data=generated:40000:1000:0.05", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8",
 )  # fmt: skip
-WINDOWS = ("--window_steps=8", "--warmup=0.1", "--skip_share=0.8")
+WINDOWS = ("--window_steps=8", "--warmup=0.1", "--skip_fraction=0.8")
 
 
 @pytest.fixture(name="run")
@@ -37,16 +37,16 @@ def test_accounts_for_every_example_and_shows_metrics_of_all(
 ) -> None:
     plain = run("plain", *DATA)
     flags = (*DATA, "--policies=skip_examples", f"--pilot={pilot}", *WINDOWS)
-    thinned = run("thinned", *flags)
-    inputs = thinned["examples"]
+    subsampled = run("thinned", *flags)
+    inputs = subsampled["examples"]
     assert inputs["trained"] + inputs["skipped"] == inputs["seen"] == plain["examples"]["seen"]
-    active = [window for window in thinned["windows"] if not window["is_warming_up"]]
+    active = [window for window in subsampled["windows"] if not window["is_warming_up"]]
     skipped = sum(window["examples_skipped"] for window in active)
     assert skipped / sum(w["examples_seen"] for w in active) == pytest.approx(0.8, abs=0.1)
     # The training metrics are corrected and describe all examples, not only the kept ones.
-    assert thinned["training"]["loss"] == pytest.approx(plain["training"]["loss"], rel=0.2)
-    assert thinned["test"]["calibration"] == pytest.approx(1.0, abs=0.25)
-    assert "Metrics of training are those of what is kept" in thinned["report"]
+    assert subsampled["training"]["loss"] == pytest.approx(plain["training"]["loss"], rel=0.2)
+    assert subsampled["test"]["calibration"] == pytest.approx(1.0, abs=0.25)
+    assert "Metrics of training are those of what is kept" in subsampled["report"]
 
 
 def test_a_dry_run_estimates_its_cost_and_names_the_uniform_control(
@@ -58,8 +58,8 @@ def test_a_dry_run_estimates_its_cost_and_names_the_uniform_control(
     text = capsys.readouterr().out
     assert record["test"] == plain["test"] and record["examples"]["skipped"] == 0
     (saving,) = record["dry_run"]["savings"]
-    assert saving["share"] == pytest.approx(0.8, abs=0.1)
-    assert 0 <= saving["least_cost"] < saving["most_cost"]
+    assert saving["fraction"] == pytest.approx(0.8, abs=0.1)
+    assert 0 <= saving["min_cost"] < saving["max_cost"]
     assert "What is kept stands for what is skipped" in saving["basis"]
     commands = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
     on, uniform, random, stop = (shlex.split(command)[1:] for command in commands)

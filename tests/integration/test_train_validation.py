@@ -118,7 +118,7 @@ def test_refusals_of_what_could_not_stop(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (("--plateau_factor=0.5",), "--plateau_factor does nothing here. Allowed: with --early_st"),
         (("--rows_decay=all",), "--rows_decay does nothing here. Allowed: with --rows_l2"),
@@ -130,11 +130,11 @@ def test_refusals_of_what_could_not_stop(
     ],
 )
 def test_refusals(
-    flags: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    flags: tuple[str, ...], reported: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = [*FLAGS, *(flag.format(folder=tmp_path / "run") for flag in flags)]
     assert run_program(train.make_flags(), train.main, arguments) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_an_unknown_end_of_an_epoch_is_told(

@@ -335,7 +335,7 @@ def test_same_seed_same_sample():
     samples = []
     for seed in (1, 1, 2):
         classifier = make_input(reservoir_size=10, seed=seed)
-        classifier.configure("random", random_share=0.5)
+        classifier.configure("random", random_fraction=0.5)
         for _ in range(2):
             classifier.classify({"user": np.arange(100)}, TWO_TABLES[:1])
         samples.append(scores_of_sample(classifier, {(0, k): k for k in range(100)}))
@@ -348,7 +348,7 @@ def test_same_seed_same_random_skips(make):
     results = []
     for seed in (1, 1, 2):
         classifier = make(seed=seed)
-        classifier.configure("random", random_share=0.5)
+        classifier.configure("random", random_fraction=0.5)
         skips = [
             classifier.classify({"user": np.arange(100)}, TWO_TABLES[:1])[0].numpy()
             for _ in range(2)
@@ -360,13 +360,15 @@ def test_same_seed_same_random_skips(make):
 
 
 @on_classifiers
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.9, 1.0])
-def test_random_share(make, share):
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 0.9, 1.0])
+def test_random_share(make, fraction):
     classifier = make()
-    classifier.configure("random", random_share=share)
+    classifier.configure("random", random_fraction=fraction)
     skippable = classifier.classify({"user": np.arange(20000)}, TWO_TABLES[:1]).skippable
     # Five standard deviations. The result is exact for shares 0 and 1.
-    assert abs(skippable.numpy().mean() - share) <= 5 * math.sqrt(share * (1 - share) / 20000)
+    assert abs(skippable.numpy().mean() - fraction) <= 5 * math.sqrt(
+        fraction * (1 - fraction) / 20000
+    )
 
 
 @on_classifiers
@@ -413,7 +415,7 @@ def test_shadow_marks_and_keeps_everything(make, mode, values):
     all_flags, kept = [], 0
     for shadow in (False, True):
         classifier = make(drifts={(0, 1): 0.5, (0, 2): 2.0})
-        rate = {"random_share": 0.5} if mode == "random" else {"keep_rate": 0.5}
+        rate = {"random_fraction": 0.5} if mode == "random" else {"keep_rate": 0.5}
         classifier.configure(mode, shadow=shadow, **values, **rate)
         users = {"user": np.arange(100) % 3}
         skippable, _, weight = classifier.classify(users, TWO_TABLES[:1])
@@ -567,8 +569,8 @@ def test_bad_reservoir_size():
         ("other", {}, "mode"),
         ("drift", {"threshold": -1.0}, "threshold"),
         ("drift", {"threshold": math.nan}, "threshold"),
-        ("random", {"random_share": 1.5}, "random_share"),
-        ("drift", {"random_share": 1.5}, "random_share"),
+        ("random", {"random_fraction": 1.5}, "random_fraction"),
+        ("drift", {"random_fraction": 1.5}, "random_fraction"),
         ("drift", {"keep_rate": 1.0}, "keep_rate"),
         ("drift", {"keep_rate": -0.1}, "keep_rate"),
     ],
@@ -585,7 +587,7 @@ def test_bad_configuration(make, mode, values, name):
 
 def test_predicted_losses_need_an_input_classifier():
     with pytest.raises(ValueError, match="`mode`"):
-        make_drift().configure("foreseen_loss")
+        make_drift().configure("predicted_loss")
 
 
 @on_classifiers
@@ -693,7 +695,7 @@ def test_handle_of_something_else(make):
         ("drift_classifier_set_drift", ("handle", "tables", "keys", "drift")),
         (
             "drift_classifier_configure",
-            ("handle", "threshold", "random_share", "keep_rate", "mode", "is_shadow"),
+            ("handle", "threshold", "random_fraction", "keep_rate", "mode", "is_shadow"),
         ),
         ("classify_by_drift", ("handle", "keys", "tables", "row_splits")),
     ],

@@ -303,10 +303,10 @@ def test_pulled_rows_are_stored_and_slots_travel_only_if_told_to(rule, with_summ
         assert (abs(copied["rows"] - wanted) <= largest * (wire_dtype > 0) / 253).all()
         # Only the slots that scale a movement matter. Adam's first moment does not.
         slots, of_copy = own["slots"][place][:, -config.dim :], copied["slots"][:, -config.dim :]
-        least = slots.min(1, initial=np.inf, keepdims=True) if with_summary else 0.0
-        least = np.broadcast_to(least, of_copy.shape)
-        assert (of_copy <= least).all()
-        np.testing.assert_allclose(of_copy, least, rtol=2**-7)
+        minimum = slots.min(1, initial=np.inf, keepdims=True) if with_summary else 0.0
+        minimum = np.broadcast_to(minimum, of_copy.shape)
+        assert (of_copy <= minimum).all()
+        np.testing.assert_allclose(of_copy, minimum, rtol=2**-7)
 
 
 def test_what_travels_changes_without_a_new_trace():

@@ -172,6 +172,6 @@ class TestWheel:
         newest = of_wheel(2, 10)
         monkeypatch.setattr(tf, "__version__", "2.11.0")
         assert _loader.library_path() == newest
-        told = r"is for TensorFlow 2\.9, 2\.10, but TensorFlow 2\.11\.0 is installed"
-        with pytest.raises(ImportError, match=told):
+        reported = r"is for TensorFlow 2\.9, 2\.10, but TensorFlow 2\.11\.0 is installed"
+        with pytest.raises(ImportError, match=reported):
             _loader._load(newest)

@@ -135,14 +135,14 @@ def feed(found: InputClassifier, begin: int, end: int) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 3, 12])
 def test_a_window_goes_on_as_if_never_stopped(mode: str, steps: int) -> None:
     one = classifier()
-    one.configure(mode, threshold=0.5, random_share=0.5)
+    one.configure(mode, threshold=0.5, random_fraction=0.5)
     feed(one, 0, steps)
     window = one.export_window()
     feed(one, steps, steps + 20)
 
     other = classifier()
     feed(other, 50, 60)
-    other.configure(mode, threshold=0.5, random_share=0.5)
+    other.configure(mode, threshold=0.5, random_fraction=0.5)
     other.import_window(window)
     feed(other, steps, steps + 20)
     actual = other.export_window()

@@ -197,7 +197,7 @@ def test_the_part_of_a_small_table_holds_all_its_rows(num_rows):
         {"t": None, "large": None},
         {"t": num_rows, "large": 10**8},
     )
-    rule = DeferGradients(Movement(1e9)).gradient_rule(table, acted_on)
+    rule = DeferGradients(Movement(1e9)).update_policy_of(table, acted_on)
     store, keys = make_store(), np.arange(num_rows) * 7919
     train(store, keys, np.zeros((num_rows, DIM)))
     store.set_update_policy("t", rule)

@@ -34,8 +34,10 @@ def check(job: distributed.Communicator) -> None:
     wanted = [part_for(rank, job.rank) for rank in ranks]
     tf.debugging.assert_equal(received, np.concatenate(wanted))
     tf.debugging.assert_equal(counts, tf.constant([len(part) for part in wanted], tf.int32))
-    told = job.broadcast(tf.constant([job.rank], tf.int64), job.size - 1, "control", "broadcast")
-    tf.debugging.assert_equal(told, tf.constant([job.size - 1], tf.int64))
+    reported = job.broadcast(
+        tf.constant([job.rank], tf.int64), job.size - 1, "control", "broadcast"
+    )
+    tf.debugging.assert_equal(reported, tf.constant([job.size - 1], tf.int64))
 
 
 def main() -> None:

@@ -54,8 +54,8 @@ def check(job: Communicator, inputs: tf.Tensor, sizes: list[int]) -> None:
     repeated = tf.repeat(batch, job.size)
     received, _ = job.exchange(repeated, tf.ones([job.size], tf.int32), "keys", "exchange")
     tf.debugging.assert_equal(received, np.array(sizes, np.int32))
-    told = job.broadcast(tf.cast(batch, tf.int64), 0, "control", "broadcast")
-    tf.debugging.assert_equal(told, np.array(sizes[:1], np.int64))
+    reported = job.broadcast(tf.cast(batch, tf.int64), 0, "control", "broadcast")
+    tf.debugging.assert_equal(reported, np.array(sizes[:1], np.int64))
     loss = distributed.scale_loss(tf.reduce_mean(inputs), batch[0], job)
     tf.debugging.assert_equal(loss, 1.0)
 

@@ -81,8 +81,8 @@ class ElasticCluster:
         unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, self._folder / "hosts")
 
-    def start(self, command: Sequence[str], most: int) -> None:
-        """Starts a job of 1 to `most` ranks.
+    def start(self, command: Sequence[str], maximum: int) -> None:
+        """Starts a job of 1 to `maximum` ranks.
 
         The command starts in the cluster's folder. In another folder, `python -m` could find
         sources that are not built.
@@ -99,7 +99,7 @@ class ElasticCluster:
         launcher = [
             *inside,
             str(Path(sys.executable).parent / "horovodrun"), "--gloo",
-            "-np", str(len(self.up)), "--min-np", "1", "--max-np", str(most),
+            "-np", str(len(self.up)), "--min-np", "1", "--max-np", str(maximum),
             "--host-discovery-script", str(self._folder / "discover"),
             "--network-interface", "eth0", "--blacklist-cooldown-range", "1", "2",
         ]  # fmt: skip
@@ -313,7 +313,7 @@ def disturb(
     with hosts.Hosts(5) as network:
         cluster = ElasticCluster(network, folder, up=[1, 2])
         try:
-            cluster.start([*train, "--elastic", f"--output={output}"], most=4)
+            cluster.start([*train, "--elastic", f"--output={output}"], maximum=4)
             happened = RandomEvents(cluster, seed, output / "checkpoints")
             for _ in range(events):
                 happened.event()

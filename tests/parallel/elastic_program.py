@@ -65,7 +65,7 @@ def main() -> None:
         begun = 0 if restored is None else restored.step
         notes = Notes(folder / f"size-{comm.size}-rank-{comm.rank}", begun, last, seen)
         ranks = slip.keras.RanksCallback(comm, embeddings.store)
-        data = slip.distributed.even_ends(own, comm)
+        data = slip.distributed.pad_to_equal_steps(own, comm)
         model.fit(data, verbose=0, callbacks=[ranks, slip.keras.ElasticCallback(state), notes])
         print(f"rank {comm.rank} of {comm.size}: from {begun}", flush=True)
 

@@ -119,7 +119,7 @@ def train(
     slipstream = slip.Slipstream(embeddings, policies, window=slip.Window(4, warmup=0))
     data = dataset_of(batches)
     if comm is not None:
-        data = slip.distributed.even_ends(data, comm)
+        data = slip.distributed.pad_to_equal_steps(data, comm)
     fitted = model.fit(data, verbose=0, callbacks=[slipstream.callback()], shuffle=False)
     state = [w.numpy() for w in model.trainable_variables]
     deferred = sum(embeddings.store.update_counts(table.name).deferred for table in tables)

@@ -62,16 +62,16 @@ def fit(batches: list[Batch], comm: Any, way: str, prefetch: bool) -> list[np.nd
         window=slip.Window(3, warmup=0),
         saturation=slip.Saturation(threshold=1.0) if way == "mask" else None,
     )
-    data = slip.distributed.even_ends(dataset_of(batches), comm)
+    data = slip.distributed.pad_to_equal_steps(dataset_of(batches), comm)
     fitted = model.fit(
-        slip.distributed.with_next(data) if prefetch else data,
-        validation_data=slip.distributed.even_ends(dataset_of(batches[:2]), comm),
+        slip.distributed.prefetch_keys(data) if prefetch else data,
+        validation_data=slip.distributed.pad_to_equal_steps(dataset_of(batches[:2]), comm),
         epochs=EPOCHS,
         verbose=0,
         shuffle=False,
         callbacks=[slipstream.callback()],
     )
-    rows = slipstream.ledger.rows
+    rows = slipstream.report().rows
     assert (rows.sent < rows.offered) == (way != "plain"), rows
     losses = [np.array(fitted.history[name]) for name in ("loss", "val_loss")]
     return [*state_of(comm, embeddings, model.trainable_variables), *losses]
@@ -98,14 +98,14 @@ def loop(batches: list[Batch], comm: Any, is_traced: bool, prefetch: bool) -> li
         return loss
 
     step = tf.function(step) if is_traced else step
-    data = slip.distributed.even_ends(dataset_of(batches), comm)
+    data = slip.distributed.pad_to_equal_steps(dataset_of(batches), comm)
     if prefetch:
-        data = slip.distributed.with_next(data)
+        data = slip.distributed.prefetch_keys(data)
     losses = []
     for _ in range(EPOCHS):
         losses += [step(x, y) for x, y in data]
         if prefetch:
-            embeddings.store.forget_announced()
+            embeddings.store.discard_prefetched()
     return [*state_of(comm, embeddings, [weights]), np.array(losses)]
 
 
@@ -125,14 +125,14 @@ def refuses(comm: Any) -> None:
             assert text is not None and text in str(error), str(error)
         else:
             assert text is None, options
-    data = slip.distributed.even_ends(dataset_of(batches_of(0, True)), comm)
+    data = slip.distributed.pad_to_equal_steps(dataset_of(batches_of(0, True)), comm)
     embeddings = make_embeddings(comm, prefetch=True)
     try:
         make_model(comm, embeddings).fit(
             data, verbose=0, callbacks=[slip.keras.RanksCallback(comm, embeddings.store)]
         )
     except ValueError as error:
-        assert "with_next" in str(error), str(error)
+        assert "prefetch_keys" in str(error), str(error)
     else:
         raise AssertionError("no error without next_keys")
     keys = tf.zeros([2, FIELDS], tf.int64)

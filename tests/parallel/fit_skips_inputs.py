@@ -64,19 +64,19 @@ def train(comm: Any, placement: str, policy: Any, epochs: int = 1) -> tuple[slip
 def main() -> None:
     """Trains, and checks that every example was trained or skipped."""
     comm = slip.distributed.init()
-    slipstream, trained = train(comm, sys.argv[1], slip.SkipExamples(slip.RowDrift(), share=0.5))
+    slipstream, trained = train(comm, sys.argv[1], slip.SkipExamples(slip.RowDrift(), fraction=0.5))
     given = sum(BATCH_SIZE * len(batches_of(rank)) for rank in range(comm.size))
-    ledger = slipstream.ledger
-    assert ledger.examples_seen == given, (ledger.examples_seen, given)
-    assert ledger.examples_skipped > given // 20, ledger.examples_skipped
-    assert trained + ledger.examples_skipped == given, (trained, ledger.examples_skipped, given)
+    savings = slipstream.report()
+    assert savings.examples_seen == given, (savings.examples_seen, given)
+    assert savings.examples_skipped > given // 20, savings.examples_skipped
+    assert trained + savings.examples_skipped == given, (trained, savings.examples_skipped, given)
     # Half of the examples are skipped in the first epoch only, so that the later epochs are longer.
     halves = slip.baselines.SkipAtRandom((*[0.5] * 4, 0.0))
     longer, of_last = train(comm, sys.argv[1], halves, epochs=3)
-    assert longer.ledger.examples_seen == 3 * given, (longer.ledger.examples_seen, given)
-    assert longer.ledger.examples_skipped > given // 20, longer.ledger.examples_skipped
+    assert longer.report().examples_seen == 3 * given, (longer.report().examples_seen, given)
+    assert longer.report().examples_skipped > given // 20, longer.report().examples_skipped
     assert of_last == given, (of_last, given)
-    reports = [(r.threshold, r.saturated_keys, r.examples_skipped) for r in ledger.reports]
+    reports = [(r.threshold, r.saturated_keys, r.examples_skipped) for r in savings.reports]
     digest = hashlib.blake2b(repr(reports).encode(), digest_size=8)
     for table in slipstream.store.tables:
         rows = slipstream.store.gather(table.name, np.arange(6))[0]
@@ -88,7 +88,8 @@ def main() -> None:
     digests = comm.gather(own, "control", "test.digest").numpy()
     assert (digests == digests[0]).all(), digests
     print(
-        f"rank {comm.rank} of {comm.size}: {ledger.examples_skipped} of {given} skipped", flush=True
+        f"rank {comm.rank} of {comm.size}: {savings.examples_skipped} of {given} skipped",
+        flush=True,
     )
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from fit_equals_one import DIM, FIELDS, Batch, batches_of, dataset_of, union
 
 import slipstream_tf as slip
-from slipstream_tf.distributed import DistributedOptimizer, even_ends
+from slipstream_tf.distributed import DistributedOptimizer, pad_to_equal_steps
 
 EPOCHS = 6
 
@@ -33,8 +33,8 @@ class Largest(keras.metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         del y_true, sample_weight
-        most = tf.reduce_max(tf.concat([tf.reshape(y_pred, [-1]), [-1.0]], 0))
-        self.largest.assign(tf.maximum(self.largest, most))
+        maximum = tf.reduce_max(tf.concat([tf.reshape(y_pred, [-1]), [-1.0]], 0))
+        self.largest.assign(tf.maximum(self.largest, maximum))
 
     def result(self) -> Any:
         return self.largest
@@ -86,7 +86,7 @@ def require_same_logs(comm: Any, evaluates_alone: bool) -> None:
     validation: list[list[Batch]] = [batches_of(10 + rank)[: 2 - rank] for rank in range(comm.size)]
     if evaluates_alone:
         validation[1] = []
-    data = even_ends(dataset_of(rank_data[comm.rank]), comm)
+    data = pad_to_equal_steps(dataset_of(rank_data[comm.rank]), comm)
     fitted = model.fit(
         data,
         epochs=EPOCHS,
@@ -128,7 +128,7 @@ def require_checkpoints(comm: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "epoch{epoch}.weights.h5"
         save = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-        data = even_ends(dataset_of(batches_of(comm.rank)), comm)
+        data = pad_to_equal_steps(dataset_of(batches_of(comm.rank)), comm)
         callbacks = [slipstream.callback(), *([save] if comm.rank == 0 else [])]
         model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
         counts = [embeddings.store.update_counts(table.name) for table in embeddings.tables]
@@ -148,7 +148,7 @@ def require_equal_rows(comm: Any, placement: str) -> None:
     Keys that only one rank has looked up are not a difference.
     """
     model, embeddings = build(comm, placement)
-    data = even_ends(dataset_of(batches_of(comm.rank)), comm)
+    data = pad_to_equal_steps(dataset_of(batches_of(comm.rank)), comm)
     callback = slip.keras.RanksCallback(comm, embeddings.store)
     model.fit(data, verbose=0, callbacks=[callback])
     if placement == "replicated":

@@ -19,7 +19,7 @@ from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
     SingleProcess,
-    even_ends,
+    pad_to_equal_steps,
     scale_loss,
 )
 from slipstream_tf.tables import VariableStore
@@ -95,7 +95,7 @@ def train_with_tape(
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     optimizer.build(model.trainable_variables)
-    for keys, labels in even_ends(dataset_of(batches), comm):
+    for keys, labels in pad_to_equal_steps(dataset_of(batches), comm):
         # The static shape causes a separate trace.
         step(tf.constant(keys.numpy()), tf.constant(labels.numpy()))
 
@@ -105,7 +105,7 @@ def train_with_fit(
 ) -> None:
     model.train_with(comm)
     model.compile(DistributedOptimizer(optimizer, comm, store), "binary_crossentropy")
-    model.fit(even_ends(dataset_of(batches), comm), verbose=0)
+    model.fit(pad_to_equal_steps(dataset_of(batches), comm), verbose=0)
 
 
 def train(how: str, rule: str, batches: list[Batch], comm: Any) -> list[np.ndarray]:

@@ -20,8 +20,8 @@ from slipstream_tf.distributed import (
     DistributedGradientTape,
     DistributedOptimizer,
     SingleProcess,
-    even_ends,
     flush_deferred,
+    pad_to_equal_steps,
     scale_loss,
 )
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
@@ -64,7 +64,7 @@ def train(how: str, trigger: str, batches: list[Batch], comm: Any) -> np.ndarray
     if how == "fit":
         model.compile(optimizer, product)
         ranks = slip.keras.RanksCallback(comm, store)
-        data = even_ends(dataset_of(batches), comm)
+        data = pad_to_equal_steps(dataset_of(batches), comm)
         model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[ranks])
     else:
         train_with_tape(model, store, batches, comm)
@@ -89,7 +89,7 @@ def train_with_tape(model: Linear, store: Any, batches: list[Batch], comm: Any) 
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
     for _ in range(EPOCHS):
-        for keys, labels in even_ends(dataset_of(batches), comm):
+        for keys, labels in pad_to_equal_steps(dataset_of(batches), comm):
             step(keys, labels)
     flush_deferred(store, optimizer, comm)
 

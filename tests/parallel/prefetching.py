@@ -1,6 +1,6 @@
 """Compares sharded tables with and without prefetched keys, for test_programs.py.
 
-Arguments: number of cases, seed. A random event happens between the announcement and the lookup of
+Arguments: number of cases, seed. A random event happens between the prefetch and the lookup of
 a batch: rows are flagged or removed, an evaluation runs, the batch is forgotten, or nothing
 happens.
 """
@@ -44,7 +44,7 @@ def draw_inputs(random: np.random.Generator, size: int) -> dict[str, Any]:
 
 
 def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tensor]]:
-    """Returns a function that trains a step and announces the next batch."""
+    """Returns a function that trains a step and prefetches the next batch."""
 
     def train(inputs: Any, gradients: Any, next_inputs: Any) -> list[tf.Tensor]:
         if store.comm.rank and is_traced:
@@ -53,7 +53,7 @@ def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tenso
             tf.cond(tf.size(inputs["a"]) > 2, lambda: tf.constant(1), lambda: tf.constant(2))
         pooled, plan = store.lookup(pack(inputs, SPECS), training=True)
         if next_inputs is not None:
-            store.announce(pack(next_inputs, SPECS))
+            store.prefetch_keys(pack(next_inputs, SPECS))
         store.apply_gradients(plan, gradients)
         return [tf.identity(rows) for rows in pooled]
 
@@ -61,7 +61,7 @@ def trainer(store: ShardedStore, is_traced: bool) -> Callable[..., list[tf.Tenso
 
 
 class Case:
-    """Two stores with the same batches. Only one of them receives announcements."""
+    """Two stores with the same batches. Only one of them prefetches."""
 
     def __init__(self, comm: Any, seed: int, number: int):
         self.comm = comm
@@ -90,8 +90,8 @@ class Case:
                 tf.constant(self.own.normal(0, 0.5, [inputs["a"].shape[0], dim]), tf.float32)
                 for dim in (4, 4, 3)
             ]
-            is_announced = step + 1 < STEPS and self.random.random() < 0.9
-            next_inputs = batches[step + 1] if is_announced else None
+            is_prefetched = step + 1 < STEPS and self.random.random() < 0.9
+            next_inputs = batches[step + 1] if is_prefetched else None
             got = self.trainers[0](inputs, gradients, next_inputs)
             wanted = self.trainers[1](inputs, gradients, None)
             for rows, others in zip(got, wanted, strict=True):
@@ -118,36 +118,36 @@ class Case:
                 looked_up = [store.lookup(pack(x, SPECS), training=False)[0] for x in seen]
                 results.append([rows for pooled in looked_up for rows in pooled])
         if event == "forget":
-            self.ahead.forget_announced()
+            self.ahead.discard_prefetched()
         for rows, others in zip(*results, strict=True) if results else ():
             np.testing.assert_array_equal(rows, others)
 
 
 def reads_no_stale_row(comm: Any) -> None:
-    """Asserts that the lookup of an announced batch reads the updated rows."""
+    """Asserts that the lookup of an prefetched batch reads the updated rows."""
     cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0. Its update rule has no slots.
     rule = optimizers.SGD(1.0)
     store = ShardedStore(TABLES[:1], rule, comm, cache_bytes=cache_bytes, prefetch=True)
     specs, keys = SPECS[:1], np.arange(8, dtype=np.int64)
     batch = pack({"a": tf.constant(keys)}, specs)
 
-    def step(announces: bool) -> np.ndarray:
+    def step(prefetches: bool) -> np.ndarray:
         pooled, plan = store.lookup(batch, training=True)
-        if announces:
-            store.announce(batch)
+        if prefetches:
+            store.prefetch_keys(batch)
         store.apply_gradients(plan, [tf.ones([8, 4])])
         return pooled[0].numpy()
 
-    first = step(announces=False)
+    first = step(prefetches=False)
     store.set_row_flags("t0", keys, np.full(8, SATURATED))
     # Each update subtracts 1, the mean of the ranks' gradients.
-    np.testing.assert_allclose(step(announces=True), first - 1, rtol=1e-5)
+    np.testing.assert_allclose(step(prefetches=True), first - 1, rtol=1e-5)
     store.set_row_flags("t0", keys[:0], np.empty(0, np.uint8))
-    np.testing.assert_allclose(step(announces=False), first - 2, rtol=1e-5)
+    np.testing.assert_allclose(step(prefetches=False), first - 2, rtol=1e-5)
 
 
 def refuses(comm: Any, is_traced: bool) -> None:
-    """Asserts that all ranks reject unannounced batches and repeated announcements."""
+    """Asserts that all ranks reject batches that were not prefetched and repeated prefetches."""
     random = np.random.default_rng(comm.rank)
     first, second, third = (draw_inputs(random, 4) for _ in range(3))
     gradients = [tf.zeros([4, dim]) for dim in (4, 4, 3)]
@@ -159,19 +159,19 @@ def refuses(comm: Any, is_traced: bool) -> None:
         third,  # Other keys.
         {**second, "b": tf.RaggedTensor.from_row_splits(NO_KEYS, tf.zeros([5], tf.int64))},
         {**second, "b": second["b"].to_tensor(-1)},  # The same keys in another layout.
-        # The first examples of the announced batch.
+        # The first examples of the prefetched batch.
         {**shorter, "a": second["a"][:3], "b": second["b"][:3]},
     ]
     for inputs in wrong:
         shares = [gradient[: inputs["a"].shape[0]] for gradient in gradients]
-        require_error("forget_announced", lambda i=inputs, s=shares: train(i, s, None))
+        require_error("discard_prefetched", lambda i=inputs, s=shares: train(i, s, None))
     train(second, gradients, None)
     train(third, gradients, first)
-    require_error("once a step", lambda: store.announce(pack(second, SPECS)))
-    store.forget_announced()
+    require_error("once a step", lambda: store.prefetch_keys(pack(second, SPECS)))
+    store.discard_prefetched()
     train(second, gradients, None)
     plain = ShardedStore(TABLES, optimizers.SGD(0.1), comm)
-    require_error("prefetch=True", lambda: plain.announce(pack(first, SPECS)))
+    require_error("prefetch=True", lambda: plain.prefetch_keys(pack(first, SPECS)))
 
 
 def require_error(text: str, call: Callable[[], Any]) -> None:

@@ -1,7 +1,7 @@
 """Compares tables on ranks with one process in random cases, for test_programs.py.
 
 Arguments: placement of the tables, number of cases, seed. The placement "prefetched" is sharded and
-announces most batches one step ahead. A case consists of a store, a policy and some steps. All are
+prefetches most batches one step ahead. A case consists of a store, a policy and some steps. All are
 drawn from (seed, number of the case), so that every rank can compute the batches of all ranks.
 """
 
@@ -67,7 +67,7 @@ class Case:
         sizes: Batch sizes, int [steps, ranks].
         is_traced: Whether steps run in a tf.function. Ranks trace it at different times.
         policies: The policy set before step 1, and optionally a second one set in the middle.
-        are_announced: bool [steps]. Whether the keys of the batch are announced a step ahead.
+        are_prefetched: bool [steps]. Whether the keys of the batch are prefetched a step ahead.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Case:
     sizes: np.ndarray
     is_traced: bool
     policies: tuple[UpdatePolicy, ...]
-    are_announced: np.ndarray
+    are_prefetched: np.ndarray
 
     def tolerance(self, wire_dtype: str) -> dict[str, float]:
         """Returns the tolerance for the wire dtype and the storage dtypes."""
@@ -168,7 +168,7 @@ def draw_case(seed: int, number: int, ranks: int, placement: str) -> Case:
         sizes=sizes,
         is_traced=bool(random.random() < 0.1),
         policies=tuple(policies),
-        are_announced=(random.random(steps) < 0.8) & (placement == "prefetched"),
+        are_prefetched=(random.random(steps) < 0.8) & (placement == "prefetched"),
         wire_warmup_steps=int(random.choice([0, 2])),
     )
 
@@ -236,7 +236,7 @@ def trainer(case: Case, store: Any) -> Callable[..., list[tf.Tensor]]:
     ) -> list[tf.Tensor]:
         pooled, plan = store.lookup(pack(inputs, case.specs), training=True)
         if next_inputs is not None:
-            store.announce(pack(next_inputs, case.specs))
+            store.prefetch_keys(pack(next_inputs, case.specs))
         pooled = [tf.identity(rows) for rows in pooled]
         with tf.control_dependencies(pooled):
             update = store.apply_gradients(plan, gradients)
@@ -355,7 +355,7 @@ class Comparison:
         batches = [draw_batch(case, self.seed, step, rank) for rank in range(comm.size)]
         keys, gradients = batches[comm.rank]
         next_inputs = None
-        if step + 1 < len(case.sizes) and case.are_announced[step + 1]:
+        if step + 1 < len(case.sizes) and case.are_prefetched[step + 1]:
             next_inputs = as_inputs(case, draw_batch(case, self.seed, step + 1, comm.rank)[0])
         given = as_inputs(case, keys), list(map(tf.constant, gradients))
         pooled = self.train(*given, next_inputs)

@@ -88,7 +88,7 @@ def main() -> None:
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     if what == "die" and comm.rank == 1:
         die_while_writing()
-    saved = slip.distributed.JobCheckpoints(directory, checkpoint, comm, embeddings.store)
+    saved = slip.distributed.CheckpointManager(directory, checkpoint, comm, embeddings.store)
     last = saved.restore()
     start = 0 if last is None else last.step
     print(f"starts at step {start} of {last and last.path}", flush=True)

@@ -28,7 +28,8 @@ CACHE_BYTES = 50 * (2 * 4 * 4 + 64 + 2 * 8 * 4 + 64)
 def bytes_of_copies(store: ShardedStore) -> int:
     """Returns the memory of this rank's replicas, as counted for `cache_bytes`."""
     return sum(
-        store._replicas.size(t.name) * copy_bytes(t, store.rule_of(t.name)) for t in store.tables
+        store._replicas.size(t.name) * copy_bytes(t, store.optimizer_of(t.name))
+        for t in store.tables
     )
 
 

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from contract_models import TABLES, contents, data, differ, make_layer, make_model
 
 from slipstream_tf import distributed
-from slipstream_tf.keras import RanksCallback, StepOptimizer
+from slipstream_tf.keras import CombinedOptimizer, RanksCallback
 
 SETTINGS: list[dict[str, Any]] = [{}, {"global_clipnorm": 0.02}, {"gradient_accumulation_steps": 2}]
 KEYS, LABELS = data()
@@ -40,7 +40,7 @@ def fitted(
     optimizer = distributed.DistributedOptimizer(
         keras.optimizers.SGD(**settings), comm, backward_passes_per_step=passes
     )
-    model = make_model(StepOptimizer(optimizer) if apply == "step" else optimizer, layer)
+    model = make_model(CombinedOptimizer(optimizer) if apply == "step" else optimizer, layer)
     batches = tf.data.Dataset.from_tensor_slices((KEYS, LABELS)).batch(16)
     own = batches.map(lambda *batch: tuple(part[comm.rank :: comm.size] for part in batch))
     model.fit(own, epochs=2, verbose=0, callbacks=[RanksCallback(comm, layer.store)])
@@ -84,7 +84,7 @@ def leave_out_what_is_not_finite(comm: Any, placement: str, make: Any) -> None:
     layer = make_layer(apply="step", comm=comm, placement=placement)
     inner = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1), comm)
     scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0)
-    model = make(StepOptimizer(scaled), layer)
+    model = make(CombinedOptimizer(scaled), layer)
     own = slice(comm.rank, 16, comm.size)
     before = None
     for step in range(4):

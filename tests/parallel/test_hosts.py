@@ -40,8 +40,8 @@ def test_counted_bytes_are_those_on_the_wire(hosts: Any, count: int, megabit: in
         if collective == "gather_uneven":  # Exact only for all ranks together.
             found = [{key: sum(rank[key] for rank in found) for key in found[0]}]
         for one in found:
-            least, most = one["counted"], 1.1 * one["counted"] + IDLE * one["seconds"]
-            assert least <= one["kernel"] <= most, (collective, found)
+            minimum, maximum = one["counted"], 1.1 * one["counted"] + IDLE * one["seconds"]
+            assert minimum <= one["kernel"] <= maximum, (collective, found)
     # In a sum, each of two ranks sends the tensor once, and each of four ranks sends it 3 / 2
     # times.
     assert by_rank[0]["sum"]["counted"] == rows * 64 * 4 * 2 * (count - 1) // count

@@ -16,7 +16,7 @@ from slipstream_tf.cli.program import run_program
 INPUTS, BATCH = 3_900, 128
 SMALL = (f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8")
 SKIPPING = (
-    "--policies=skip_examples", "--skip_by=row_drift", "--skip_alpha=0.5", "--skip_share=0.6",
+    "--policies=skip_examples", "--skip_score=row_drift", "--skip_alpha=0.5", "--skip_fraction=0.6",
     "--window_steps=3",
 )  # fmt: skip
 
@@ -100,10 +100,10 @@ def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_p
     best = aucs.index(max(aucs))
     assert len(measured) == best + 3 < 20 and record["best_step"] == measured[best]["step"]
     # On all ranks the learning rate falls after an epoch without improvement.
-    most, rate = 0.0, 0.03
+    maximum, rate = 0.0, 0.03
     for one in measured:
         assert one["learning_rate"] == pytest.approx(rate)
-        most, rate = (one["auc"], rate) if one["auc"] > most else (most, rate * 0.5)
+        maximum, rate = (one["auc"], rate) if one["auc"] > maximum else (maximum, rate * 0.5)
     assert rate < 0.03 / 2
     quality = {name: measured[best][name] for name in record["test"]}
     assert record["test"] == pytest.approx(quality, rel=1e-6)

@@ -113,10 +113,10 @@ def test_ranks_are_not_alike(start: Start) -> None:
         "import os, random, numpy\n"
         "print(os.getpid(), os.getppid(), random.random(), numpy.random.random(), hash('key'))\n"
     )
-    told = [start(text, HOROVOD_RANK=str(rank)).communicate()[0].split() for rank in range(3)]
-    for of_ranks in list(zip(*told, strict=True))[:-1]:
+    reported = [start(text, HOROVOD_RANK=str(rank)).communicate()[0].split() for rank in range(3)]
+    for of_ranks in list(zip(*reported, strict=True))[:-1]:
         assert len(set(of_ranks)) == 3
-    hashes = [found[-1] for found in told]
+    hashes = [found[-1] for found in reported]
     assert hashes[0] == hashes[2] != hashes[1]
 
 
@@ -160,6 +160,6 @@ def test_what_a_program_starts_is_a_fork_too_if_wanted(start: Start, servers: An
     )
     for variables, is_fork in (({"WARM_PYTHON": f"{folder}/python"}, True), ({}, False)):
         out, errors = start(parent, **variables).communicate()
-        executable, told = out.splitlines()
+        executable, reported = out.splitlines()
         assert executable.endswith(f"{folder}/python") == is_fork, errors
-        assert told.startswith(f"{is_fork} ['-c', 'a b'] [''] ")
+        assert reported.startswith(f"{is_fork} ['-c', 'a b'] [''] ")

@@ -34,8 +34,8 @@ class ThreadRank:
         return self._meet_with(np.asarray(tensor), name)
 
     def _meet_with(self, given: Any, name: str) -> list[Any]:
-        # The threads share the counter of `Names`, so that equal objects get different numbers.
-        # Remove the numbers to compare names across ranks.
+        # The threads share the counter of `CollectiveNames`, so that equal objects get different
+        # numbers. Remove the numbers to compare names across ranks.
         name = re.sub(r"\.\d+", "", name)
         self._board[self.rank] = (name, given)
         self._barrier.wait(20)

@@ -79,13 +79,13 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture
 def environment(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    told = {
+    reported = {
         "HOROVOD_ELASTIC": "1", "HOROVOD_HOSTNAME": "here", "HOROVOD_RANK": "2",
         "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_GLOO_IFACE": "lo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(launcher.server_port),
     }  # fmt: skip
-    for name, value in told.items():
+    for name, value in reported.items():
         monkeypatch.setenv(name, value)
     return {**os.environ}
 

@@ -25,8 +25,8 @@ def summary(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def made() -> dict[str, Any]:
-    told = dict.fromkeys(("commit", "command", "machine", "date"), "x")
-    return {**told, "versions": {"python": "3"}}
+    reported = dict.fromkeys(("commit", "command", "machine", "date"), "x")
+    return {**reported, "versions": {"python": "3"}}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -46,8 +46,8 @@ def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
         assert claim["better"] in ("lower", "higher") and claim["part"] in found["parts"]
         assert (claim["interval"] is None) == (claim["n"] == 1), name
         if claim["interval"] is not None:
-            least, most = claim["interval"]
-            assert least <= claim["value"] <= most, name
+            minimum, maximum = claim["interval"]
+            assert minimum <= claim["value"] <= maximum, name
     for part in (found, *found["parts"].values()):
         # Sources copied to a GPU machine have no known commit.
         unknown = "|unknown" if file.stem == "gpu_launchers" else ""

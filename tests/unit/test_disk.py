@@ -32,13 +32,13 @@ def test_a_file_gets_its_name_when_all_of_it_is_on_the_disk(
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path, is_there: bool) -> None:
+@pytest.mark.parametrize("is_present", [False, True])
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path, is_present: bool) -> None:
     path = tmp_path / "file"
-    if is_there:
+    if is_present:
         path.write_text("before")
     with pytest.raises(KeyboardInterrupt), disk.whole_file(path) as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == (["file"] if is_there else [])
-    assert not is_there or path.read_text() == "before"
+    assert os.listdir(tmp_path) == (["file"] if is_present else [])
+    assert not is_present or path.read_text() == "before"

@@ -1,72 +1,72 @@
-"""Tests of `ForeseenLoss`: valid arguments, thresholds and values of dropped examples."""
+"""Tests of `PredictedLoss`: valid arguments, thresholds and values of dropped examples."""
 
 import numpy as np
 import pytest
 
 import slipstream_tf as slip
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.policies.threshold import find_thinning, value_of_thinned
+from slipstream_tf.policies.threshold import find_subsampling_threshold, value_of_dropped
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"pilot": "tree"}, "`pilot`: 'tree'"),
-        ({"correct": "none"}, "`correct`: 'none'"),
-        ({"floor": 0.0}, "`floor`: 0.0"),
-        ({"floor": 1.0}, "`floor`: 1.0"),
+        ({"correction": "none"}, "`correction`: 'none'"),
+        ({"min_keep_probability": 0.0}, "`min_keep_probability`: 0.0"),
+        ({"min_keep_probability": 1.0}, "`min_keep_probability`: 1.0"),
         ({"factors": 9}, "`factors`: 9"),
         ({"memory": "1KB"}, "`memory`: 1000"),
     ],
 )
 def test_refuses_settings_out_of_range(arguments, said):
     with pytest.raises(ValueError, match=said):
-        slip.ForeseenLoss(**arguments)
+        slip.PredictedLoss(**arguments)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"share": 1.0}, "`share`: 1.0 for SkipExamples by ForeseenLoss"),
-        ({"keep": 0.1}, "`keep`: 0.1 for SkipExamples by ForeseenLoss"),
+        ({"fraction": 1.0}, "`fraction`: 1.0 for SkipExamples by PredictedLoss"),
+        ({"keep_rate": 0.1}, "`keep_rate`: 0.1 for SkipExamples by PredictedLoss"),
     ],
 )
 def test_skip_examples_refuses_what_thinning_cannot_have(arguments, said):
     with pytest.raises(ValueError, match=said):
-        slip.SkipExamples(slip.ForeseenLoss(), **arguments)
+        slip.SkipExamples(slip.PredictedLoss(), **arguments)
 
 
 def test_a_floor_is_at_most_what_is_kept():
-    slip.SkipExamples(slip.ForeseenLoss(floor=0.2), share=0.8)
-    with pytest.raises(ValueError, match=r"`floor`: 0\.3.* at most 0\.2"):
-        slip.SkipExamples(slip.ForeseenLoss(floor=0.3), share=0.8)
+    slip.SkipExamples(slip.PredictedLoss(min_keep_probability=0.2), fraction=0.8)
+    with pytest.raises(ValueError, match=r"`min_keep_probability`: 0\.3.* at most 0\.2"):
+        slip.SkipExamples(slip.PredictedLoss(min_keep_probability=0.3), fraction=0.8)
 
 
 def test_it_does_not_follow_max_auc_loss():
     with pytest.raises(ValueError, match=r"`max_auc_loss`: 0.001.*no policy follows it"):
-        EngineSettings(slip.SkipExamples(slip.ForeseenLoss()), max_auc_loss=0.001)
+        EngineSettings(slip.SkipExamples(slip.PredictedLoss()), max_auc_loss=0.001)
 
 
 def test_no_other_policy_follows_max_auc_loss_by_examples_that_it_thins():
-    policies = [slip.MaskGradients(), slip.SkipExamples(slip.ForeseenLoss())]
-    with pytest.raises(ValueError, match=r"`max_auc_loss`.*ForeseenLoss"):
+    policies = [slip.MaskGradients(), slip.SkipExamples(slip.PredictedLoss())]
+    with pytest.raises(ValueError, match=r"`max_auc_loss`.*PredictedLoss"):
         EngineSettings(policies, max_auc_loss=0.001)
-    defers = [slip.DeferGradients(), slip.SkipExamples(slip.ForeseenLoss())]
+    defers = [slip.DeferGradients(), slip.SkipExamples(slip.PredictedLoss())]
     EngineSettings(defers, max_auc_loss=0.001)
 
 
 def test_the_pilot_is_part_of_the_hot_set_memory():
-    skip = slip.SkipExamples(slip.ForeseenLoss(memory="32MiB"))
+    skip = slip.SkipExamples(slip.PredictedLoss(memory="32MiB"))
     assert EngineSettings(skip).snapshot_bytes == (256 - 32) << 20
-    with pytest.raises(ValueError, match="`memory`: 33554432 for ForeseenLoss"):
+    with pytest.raises(ValueError, match="`memory`: 33554432 for PredictedLoss"):
         EngineSettings(skip, hot_set=slip.HotSet(memory="1MiB"))
     # The pilot "label" stores no keys.
-    label = slip.SkipExamples(slip.ForeseenLoss("label"))
+    label = slip.SkipExamples(slip.PredictedLoss("label"))
     assert EngineSettings(label, hot_set=slip.HotSet(memory="1MiB")).snapshot_bytes == 1 << 20
 
 
 def test_no_key_is_watched_for_it():
-    assert not EngineSettings(slip.SkipExamples(slip.ForeseenLoss())).goes_by_keys
+    assert not EngineSettings(slip.SkipExamples(slip.PredictedLoss())).goes_by_keys
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5, 0.2, 0.05])
@@ -75,7 +75,7 @@ def test_threshold_keeps_the_share(kept, floor):
     random = np.random.default_rng(0)
     scores = np.where(random.random(8192) < 0.02, 0.95, random.beta(1, 40, 8192))
     scores = scores.astype(np.float32)
-    threshold = find_thinning(scores, kept, floor)
+    threshold = find_subsampling_threshold(scores, kept, floor)
     assert np.clip(scores / threshold, floor, 1.0).mean() == pytest.approx(kept, rel=1e-4)
 
 
@@ -85,31 +85,31 @@ def test_what_is_left_out_is_worth_what_gradients_vary_more():
     labels = random.standard_normal(scores.size)
     threshold, floor = 1.5, 0.1
     kept = np.clip(scores / threshold, floor, 1.0)
-    value = value_of_thinned(scores, threshold, floor)
+    value = value_of_dropped(scores, threshold, floor)
     # The subsampled mean of s * z varies like a mean over the fraction `effective` of the examples.
     weighed = np.where(random.random(scores.size) < kept, scores * labels / kept, 0.0)
     effective = np.square(scores * labels).sum() / np.square(weighed).sum()
     assert value == pytest.approx((1.0 - effective) / (1.0 - kept.mean()), rel=0.05)
-    assert value_of_thinned(scores, 0.0, floor) is None
-    assert value_of_thinned([], 1.0, floor) is None
+    assert value_of_dropped(scores, 0.0, floor) is None
+    assert value_of_dropped([], 1.0, floor) is None
     # With uniform scores, each dropped example has the value of one example.
-    assert value_of_thinned([0.1] * 10, 0.5, 0.01) == pytest.approx(1.0)
+    assert value_of_dropped([0.1] * 10, 0.5, 0.01) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("scores", [[], [0.0, 0.0]])
 def test_without_scores_all_are_kept(scores):
-    assert find_thinning(scores, 0.5, 0.05) == 0.0
-    assert find_thinning([0.1, 0.2], 1.0, 0.05) == 0.0
+    assert find_subsampling_threshold(scores, 0.5, 0.05) == 0.0
+    assert find_subsampling_threshold([0.1, 0.2], 1.0, 0.05) == 0.0
 
 
 def test_a_window_s_end_finds_the_threshold_for_the_next():
-    score = slip.ForeseenLoss()
-    skip = slip.SkipExamples(score, share=0.8)
+    score = slip.PredictedLoss()
+    skip = slip.SkipExamples(score, fraction=0.8)
     state = skip.initial_state()
-    assert skip.example_rule(state, None) == {"mode": "none", "keep_rate": 0.0}
+    assert skip.classifier_settings(state, None) == {"mode": "none", "keep_rate": 0.0}
     scores = np.linspace(0, 1, 1000, dtype=np.float32)
     state = skip.next_state(state, scores, 0.8)
-    rule = skip.example_rule(state, None)
-    assert rule["mode"] == "foreseen_loss" and rule["keep_rate"] == pytest.approx(0.08)
+    rule = skip.classifier_settings(state, None)
+    assert rule["mode"] == "predicted_loss" and rule["keep_rate"] == pytest.approx(0.08)
     kept = np.clip(scores / rule["threshold"], rule["keep_rate"], 1.0)
     assert kept.mean() == pytest.approx(0.2, rel=1e-3)

@@ -1,8 +1,8 @@
 // Row drift: the distance of embedding rows from their snapshot, a copy from the start of a window.
 //
 // Method: Slipstream, arXiv 2404.04270, snapshot block (metric kLinf).
-#ifndef CC_OPS_CORE_DRIFT_H_
-#define CC_OPS_CORE_DRIFT_H_
+#ifndef SLIPSTREAM_CC_OPS_CORE_BASE_DRIFT_H_
+#define SLIPSTREAM_CC_OPS_CORE_BASE_DRIFT_H_
 
 #include <cstdint>
 #include <string>
@@ -31,4 +31,4 @@ void RowDrift(const float* current, const float* snapshot, int64_t begin, int64_
 
 }  // namespace slipstream
 
-#endif  // CC_OPS_CORE_DRIFT_H_
+#endif  // SLIPSTREAM_CC_OPS_CORE_BASE_DRIFT_H_

@@ -12,14 +12,14 @@ namespace slipstream {
 // Rounds to the nearest half, ties to even. Finite values stay finite (at most 65504); a NaN
 // remains a NaN.
 inline uint16_t RoundToFloat16(float value) {
-  constexpr uint32_t kInfinity = 0x7f800000u, kLeastNormal = 113u << 23, kLargest = 0x7bffu;
+  constexpr uint32_t kInfinity = 0x7f800000u, kMinNormal = 113u << 23, kLargest = 0x7bffu;
   const uint32_t bits = BitsOf(value), magnitude = bits & 0x7fffffffu;
   // Halves below 2^-14 are multiples of 2^-24, which is the last bit of a float near .5. The
   // addition therefore rounds small values. It is computed for all values, because a branch would
   // prevent vectorization.
-  const float beside_half = FloatOf(std::min(magnitude, kLeastNormal)) + .5f;
+  const float beside_half = FloatOf(std::min(magnitude, kMinNormal)) + .5f;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kLeastNormal);
+  const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kMinNormal);
   const uint32_t is_finite = 0u - static_cast<uint32_t>(magnitude < kInfinity);
   const uint32_t is_nan = static_cast<uint32_t>(magnitude > kInfinity) << 9;
   const uint32_t finite =
@@ -30,12 +30,12 @@ inline uint16_t RoundToFloat16(float value) {
 
 // Creates no subnormal float as an intermediate, because threads may flush subnormals to 0.
 inline float FromFloat16(uint16_t half) {
-  constexpr uint32_t kInfinity = 0x7c00u, kLeastNormal = 0x400u;
+  constexpr uint32_t kInfinity = 0x7c00u, kMinNormal = 0x400u;
   const uint32_t magnitude = half & 0x7fffu;
   // Halves below the smallest normal are multiples of 2^-24. The product is computed for all
   // values, because a branch would prevent vectorization.
   const uint32_t small = BitsOf(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-  const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kLeastNormal);
+  const uint32_t is_small = 0u - static_cast<uint32_t>(magnitude < kMinNormal);
   // Map the largest exponent of a half (infinity, NaN) to the largest exponent of a float.
   const uint32_t beyond = (0u - static_cast<uint32_t>(magnitude >= kInfinity)) & (112u << 23);
   const uint32_t large = (magnitude << 13) + (112u << 23) + beyond;

@@ -78,11 +78,11 @@ struct Float16Rounding {
     return a < b ? a : b + Bits16{};
   }
   // Returns value >= least as a mask.
-  static SLIPSTREAM_ALWAYS_INLINE uint32_t AtLeast(uint32_t value, uint32_t least) {
-    return 0u - static_cast<uint32_t>(value >= least);
+  static SLIPSTREAM_ALWAYS_INLINE uint32_t AtLeast(uint32_t value, uint32_t minimum) {
+    return 0u - static_cast<uint32_t>(value >= minimum);
   }
-  static SLIPSTREAM_ALWAYS_INLINE Bits16 AtLeast(Bits16 value, uint32_t least) {
-    return SameBits<Bits16>(value >= least);
+  static SLIPSTREAM_ALWAYS_INLINE Bits16 AtLeast(Bits16 value, uint32_t minimum) {
+    return SameBits<Bits16>(value >= minimum);
   }
   // Convert a float to multiples of 1 / per_unit, plus `parts` times `part`, rounded down; and
   // back. Valid below 2^20 multiples; larger results are not used.
@@ -107,13 +107,13 @@ struct Float16Rounding {
   template <int kMore, class Bits>
   static SLIPSTREAM_ALWAYS_INLINE Bits Round(Bits bits, Bits chance) {
     constexpr int kDropped = 13 - kMore;
-    constexpr uint32_t kLeastNormal = 113u << 23, kInfinity = 0x7c00u << kMore;
+    constexpr uint32_t kMinNormal = 113u << 23, kInfinity = 0x7c00u << kMore;
     chance >>= 16 - kDropped;
     const Bits magnitude = bits & 0x7fffffffu;
     // Halves below the smallest normal are 2^-24 apart. There are fewer than 2^(10 + kMore) of
     // them, which together with the random bits fit in a float. Larger values would overflow the
     // integer and are masked.
-    const Bits is_normal = AtLeast(magnitude, kLeastNormal);
+    const Bits is_normal = AtLeast(magnitude, kMinNormal);
     constexpr float kPerUnit = kMore == 0 ? 0x1p24f : 0x1p32f;
     constexpr float kPart = 1.f / static_cast<float>(1 << kDropped);
     const Bits small = ToSteps(magnitude & ~is_normal, kPerUnit, chance, kPart);
@@ -125,8 +125,8 @@ struct Float16Rounding {
   template <int kMore, class Bits>
   static SLIPSTREAM_ALWAYS_INLINE Bits Widen(Bits narrow) {
     constexpr uint32_t kSign = 0x8000u << kMore, kInfinity = 0x7c00u << kMore;
-    constexpr uint32_t kLeastNormal = 0x400u << kMore;
-    const Bits magnitude = narrow & (kSign - 1), is_normal = AtLeast(magnitude, kLeastNormal);
+    constexpr uint32_t kMinNormal = 0x400u << kMore;
+    const Bits magnitude = narrow & (kSign - 1), is_normal = AtLeast(magnitude, kMinNormal);
     // Map the largest exponent of a half (infinity, NaN) to the largest exponent of a float.
     const Bits beyond = AtLeast(magnitude, kInfinity) & (112u << 23);
     const Bits large = (magnitude << (13 - kMore)) + (112u << 23) + beyond;
@@ -186,8 +186,8 @@ SLIPSTREAM_ALWAYS_INLINE void WriteHalves(const float* values, int64_t n, uint32
 constexpr uint32_t kLentBits = 0xffu, kHalfOfLent = 0x80u;
 
 template <class Rounding>
-SLIPSTREAM_ALWAYS_INLINE void ReadLent(const uint8_t* halves, const uint8_t* words, int64_t n,
-                                       float* values, float* lenders) {
+SLIPSTREAM_ALWAYS_INLINE void ReadBorrowed(const uint8_t* halves, const uint8_t* words, int64_t n,
+                                           float* values, float* lenders) {
   const auto read = [&](int64_t i, auto half, auto word) SLIPSTREAM_LAMBDA_INLINE {
     std::memcpy(&half, halves + 2 * i, sizeof(half));
     std::memcpy(&word, words + 4 * i, sizeof(word));
@@ -211,9 +211,9 @@ SLIPSTREAM_ALWAYS_INLINE void ReadLent(const uint8_t* halves, const uint8_t* wor
 // Encodes values and lenders. Pair i uses random number first + i of the row's `seed`; `first` must
 // be a multiple of 32.
 template <class Rounding>
-SLIPSTREAM_ALWAYS_INLINE void WriteLent(const float* values, const float* lenders, int64_t n,
-                                        uint32_t seed, int64_t first, uint8_t* halves,
-                                        uint8_t* words) {
+SLIPSTREAM_ALWAYS_INLINE void WriteBorrowed(const float* values, const float* lenders, int64_t n,
+                                            uint32_t seed, int64_t first, uint8_t* halves,
+                                            uint8_t* words) {
   constexpr Bits16 kCount = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const auto write = [&](int64_t i, auto half, auto chance) SLIPSTREAM_LAMBDA_INLINE {
     decltype(chance) value, word;

@@ -22,16 +22,16 @@ struct FormatOf {
 };
 
 struct Bfloat16 : FormatOf<Bfloat16Rounding, 0> {
-  static constexpr float kLargest = 3.3895314e38f, kLeastStep = 1e-40f, kPrecision = 0x1p-7f;
+  static constexpr float kLargest = 3.3895314e38f, kMinStep = 1e-40f, kPrecision = 0x1p-7f;
 };
 struct LentBfloat16 : FormatOf<Bfloat16Rounding, 8> {
-  static constexpr float kLargest = 0x1.fffep127f, kLeastStep = 1e-40f, kPrecision = 0x1p-15f;
+  static constexpr float kLargest = 0x1.fffep127f, kMinStep = 1e-40f, kPrecision = 0x1p-15f;
 };
 struct Float16 : FormatOf<Float16Rounding, 0> {
-  static constexpr float kLargest = 65504.f, kLeastStep = 0x1p-24f, kPrecision = 0x1p-10f;
+  static constexpr float kLargest = 65504.f, kMinStep = 0x1p-24f, kPrecision = 0x1p-10f;
 };
 struct LentFloat16 : FormatOf<Float16Rounding, 8> {
-  static constexpr float kLargest = 0x1.ffffcp15f, kLeastStep = 0x1p-32f, kPrecision = 0x1p-18f;
+  static constexpr float kLargest = 0x1.ffffcp15f, kMinStep = 0x1p-32f, kPrecision = 0x1p-18f;
 };
 
 template <class Format>
@@ -108,11 +108,11 @@ TYPED_TEST(NarrowFloats, WhatIsTooLargeOrNotFiniteIsNotFinite) {
 
 TYPED_TEST(NarrowFloats, AllNumbersComeBackFromTheirOwnBits) {
   for (uint32_t chance : {0u, 12345u, kChances - 1}) {
-    for (float value = TypeParam::kLargest; value > 2 * TypeParam::kLeastStep; value *= .73f) {
+    for (float value = TypeParam::kLargest; value > 2 * TypeParam::kMinStep; value *= .73f) {
       const float low = Rounded<TypeParam>(value, 0);
       EXPECT_EQ(Rounded<TypeParam>(low, chance), low);
       EXPECT_LE(std::fabs(Rounded<TypeParam>(value, chance) - value),
-                std::max(value * TypeParam::kPrecision, TypeParam::kLeastStep));
+                std::max(value * TypeParam::kPrecision, TypeParam::kMinStep));
     }
   }
 }
@@ -131,9 +131,9 @@ TYPED_TEST(NarrowFloats, VectorsAreLikeTheirValues) {
       WriteHalves<Rounding>(values.data(), n, 99, 64, bytes.data() + 1);
       ReadHalves<Rounding>(bytes.data() + 1, n, back.data());
     } else {
-      WriteLent<Rounding>(values.data(), lenders.data(), n, 99, 64, bytes.data() + 1,
-                          words.data() + 1);
-      ReadLent<Rounding>(bytes.data() + 1, words.data() + 1, n, back.data(), lent.data());
+      WriteBorrowed<Rounding>(values.data(), lenders.data(), n, 99, 64, bytes.data() + 1,
+                              words.data() + 1);
+      ReadBorrowed<Rounding>(bytes.data() + 1, words.data() + 1, n, back.data(), lent.data());
       ReadHalves<Rounding>(bytes.data() + 1, n, halves.data());
     }
     EXPECT_EQ(bytes[0], 0xee);

@@ -18,14 +18,14 @@ struct Item {
 
 TEST(RadixSort, KeysOfAnySignAscendAndEqualOnesKeepTheirOrder) {
   std::mt19937_64 random(1);
-  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
   for (const size_t count : {0u, 1u, 2u, 3u, 5000u}) {
     // Dense keys, which differ only in their low digits, and hashes.
     for (const uint64_t mask : {uint64_t{0xfff}, ~uint64_t{0}}) {
       std::vector<Item> items;
       for (size_t i = 0; i < count; ++i) {
         const auto key = static_cast<int64_t>(random() & mask);
-        items.push_back({i % 7 == 0 ? kLeast + (key & 3) : key, static_cast<int>(i)});
+        items.push_back({i % 7 == 0 ? kMin + (key & 3) : key, static_cast<int>(i)});
       }
       std::vector<Item> expected = items;
       std::stable_sort(expected.begin(), expected.end(),

@@ -19,9 +19,9 @@ constexpr int64_t kScaleBytes = sizeof(float);
 constexpr float kSteps = 127.f;
 // Rows with smaller magnitudes become 0, because a 127th of the magnitude would be subnormal or
 // nearly so.
-constexpr float kLeastMagnitude = 1e-35f;
+constexpr float kMinMagnitude = 1e-35f;
 // The largest scale for which 128 times the scale is still finite.
-constexpr float kMostScale = 2.6584e36f;
+constexpr float kMaxScale = 2.6584e36f;
 
 SLIPSTREAM_ALWAYS_INLINE void Store(uint16_t half, uint8_t* out, int64_t i) {
   std::memcpy(out + 2 * i, &half, sizeof(half));
@@ -65,10 +65,10 @@ SLIPSTREAM_ALWAYS_INLINE void AllToInt8(const float* values, const int64_t* keys
     for (int64_t j = 0; j < dim; ++j) {
       largest = std::max(largest, BitsOf(values[j]) & kMagnitude);
     }
-    const bool is_finite = largest < kInfinity, is_zero = FloatOf(largest) < kLeastMagnitude;
+    const bool is_finite = largest < kInfinity, is_zero = FloatOf(largest) < kMinMagnitude;
     const float scale = !is_finite ? std::numeric_limits<float>::quiet_NaN()
                         : is_zero  ? 0.f
-                                   : std::min(FloatOf(largest) / kSteps, kMostScale);
+                                   : std::min(FloatOf(largest) / kSteps, kMaxScale);
     std::memcpy(out, &scale, sizeof(scale));
     uint8_t* const row = out + kScaleBytes;
     if (!is_finite || is_zero) {
@@ -201,7 +201,7 @@ bool EncodedIsFinite(const uint8_t* encoded, int64_t dim, RowDtype dtype) {
     case RowDtype::kFloat16:
       return !AnyHas(encoded, dim, uint16_t{0x7c00});
     case RowDtype::kInt8:
-      return dim == 0 || (BitsOf(ScaleOf(encoded)) & kMagnitude) <= BitsOf(kMostScale);
+      return dim == 0 || (BitsOf(ScaleOf(encoded)) & kMagnitude) <= BitsOf(kMaxScale);
   }
   return true;
 }

@@ -117,7 +117,7 @@ TEST(RowCodec, EqualRowsBecomeEqualBytes) {
 }
 
 TEST(RowCodec, LargestAndSmallestValuesStay) {
-  const float most = std::numeric_limits<float>::max();
+  const float maximum = std::numeric_limits<float>::max();
   for (const RowRounding rounding : {RowRounding::kNearest, RowRounding::kByChance}) {
     const auto back = [&](const std::vector<float>& row) {
       return ThereAndBack(row, static_cast<int64_t>(row.size()), RowDtype::kInt8, rounding);
@@ -125,8 +125,8 @@ TEST(RowCodec, LargestAndSmallestValuesStay) {
     EXPECT_EQ(back({0.f, -0.f}), (std::vector<float>{0.f, 0.f}));
     EXPECT_EQ(back({1e-40f, 0.f})[0], 0.f);
     EXPECT_NEAR(back({1e-30f, 0.f})[0], 1e-30f, 1e-36f);
-    EXPECT_NEAR(back({-most, most})[0] / most, -1.f, 1e-2f);
-    EXPECT_NEAR(back({-most, most})[1] / most, 1.f, 1e-2f);
+    EXPECT_NEAR(back({-maximum, maximum})[0] / maximum, -1.f, 1e-2f);
+    EXPECT_NEAR(back({-maximum, maximum})[1] / maximum, 1.f, 1e-2f);
     for (int i = 1; i < 2000; ++i) {
       const float value = 1.f / static_cast<float>(i);
       EXPECT_NEAR(back({value, -value})[0], value, value * 1e-6f);
@@ -159,9 +159,9 @@ TEST(RowCodec, WhatIsNotFiniteIsSeen) {
 }
 
 TEST(RowCodec, AScaleWhoseMultiplesAreNotFiniteIsSeen) {
-  const float most = std::numeric_limits<float>::max();
+  const float maximum = std::numeric_limits<float>::max();
   std::vector<uint8_t> encoded(5);
-  EncodeRows(&most, nullptr, 1, 1, RowDtype::kInt8, RowRounding::kNearest, encoded.data());
+  EncodeRows(&maximum, nullptr, 1, 1, RowDtype::kInt8, RowRounding::kNearest, encoded.data());
   EXPECT_TRUE(EncodedIsFinite(encoded.data(), 1, RowDtype::kInt8));
   for (const float scale : {2.66e36f, 3e38f, -3e38f}) {
     std::memcpy(encoded.data(), &scale, sizeof(scale));

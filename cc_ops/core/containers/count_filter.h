@@ -19,7 +19,7 @@ namespace slipstream {
 class CountFilter {
  public:
   // Maximum count; larger counts are stored as this one.
-  static constexpr uint32_t kMost = 255;
+  static constexpr uint32_t kMax = 255;
   // Number of counters of one byte. They are allocated at the first access.
   static constexpr int64_t kCounters = int64_t{1} << 18;
 
@@ -27,7 +27,7 @@ class CountFilter {
   uint32_t Add(int64_t key, uint32_t accesses) {
     counters_.resize(kCounters);
     const Positions positions(key);
-    const uint32_t count = std::min(kMost, Least(positions) + std::min(kMost, accesses));
+    const uint32_t count = std::min(kMax, Least(positions) + std::min(kMax, accesses));
     for (const int64_t position : positions.of_key) {
       counters_[position] = static_cast<uint8_t>(std::max<uint32_t>(counters_[position], count));
     }
@@ -66,11 +66,11 @@ class CountFilter {
   };
 
   uint32_t Least(const Positions& positions) const {
-    uint32_t least = kMost;
+    uint32_t minimum = kMax;
     for (const int64_t position : positions.of_key) {
-      least = std::min<uint32_t>(least, counters_[position]);
+      minimum = std::min<uint32_t>(minimum, counters_[position]);
     }
-    return least;
+    return minimum;
   }
 
   void Halve() {

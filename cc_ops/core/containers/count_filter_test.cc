@@ -31,8 +31,8 @@ TEST(CountFilter, CountsAreRightOrTooHigh) {
 
 TEST(CountFilter, StopsAtTheMost) {
   CountFilter filter;
-  EXPECT_EQ(filter.Add(-1, 1000), CountFilter::kMost);
-  EXPECT_EQ(filter.Add(-1, 1), CountFilter::kMost);
+  EXPECT_EQ(filter.Add(-1, 1000), CountFilter::kMax);
+  EXPECT_EQ(filter.Add(-1, 1), CountFilter::kMax);
 }
 
 TEST(CountFilter, ForgetsWhatWasLongAgo) {

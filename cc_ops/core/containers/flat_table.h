@@ -91,10 +91,10 @@ class FlatTable {
   using Entry = E;
   using Key = typename E::Key;
 
-  // Returns the smallest power of two that is at least `least` and at least 16.
-  static int64_t PowerOfTwo(int64_t least) {
+  // Returns the smallest power of two that is at least `minimum` and at least 16.
+  static int64_t PowerOfTwo(int64_t minimum) {
     int64_t capacity = 16;
-    while (capacity < least) capacity *= 2;
+    while (capacity < minimum) capacity *= 2;
     return capacity;
   }
 

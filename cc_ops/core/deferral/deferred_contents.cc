@@ -11,9 +11,9 @@ Status CheckDeferred(const DeferredContents& contents, int64_t dim, const std::s
            std::to_string(contents.keys[i]) + ", ";
   };
   for (int64_t i = 0; i < contents.size(); ++i) {
-    if (contents.ages[i] < 0 || contents.ages[i] > contents.kMostAge) {
+    if (contents.ages[i] < 0 || contents.ages[i] > contents.kMaxAge) {
       return InvalidArgument("age" + position(i) + "is " + std::to_string(contents.ages[i]) +
-                             "; allowed: 0 to " + std::to_string(contents.kMostAge) +
+                             "; allowed: 0 to " + std::to_string(contents.kMaxAge) +
                              ". Nothing was replaced");
     }
     const float* sum = contents.sums.data() + i * dim;

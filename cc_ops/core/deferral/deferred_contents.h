@@ -11,7 +11,7 @@
 namespace slipstream {
 
 struct DeferredContents {
-  static constexpr int64_t kMostAge = int64_t{1} << 48;  // Longer than any training.
+  static constexpr int64_t kMaxAge = int64_t{1} << 48;  // Longer than any training.
 
   std::vector<int64_t> keys;   // [n]
   std::vector<int64_t> ages;   // [n]; steps since the sum began.
@@ -27,7 +27,7 @@ struct DeferredContents {
   }
 };
 
-// Returns InvalidArgument with the first age that is negative or above kMostAge, or the first sum
+// Returns InvalidArgument with the first age that is negative or above kMaxAge, or the first sum
 // that is not finite. The arrays must have the right lengths. of: the owner, for example " of table
 // 't'".
 Status CheckDeferred(const DeferredContents& contents, int64_t dim, const std::string& of);

@@ -37,10 +37,10 @@ Status MessageWriter::Take(const SendBufferView& buffer, SteadyLengths* lengths)
       bytes += buffer.sizes[static_cast<size_t>(rank) * tables + t] *
                (kWord + EncodedBytes(dtype_, row_floats_[t]));
     }
-    if (bytes > kMostMessageBytes) {
+    if (bytes > kMaxMessageBytes) {
       return InvalidArgument("a message to rank " + std::to_string(rank) + " has " +
                              std::to_string(bytes) + " bytes; allowed: up to " +
-                             std::to_string(kMostMessageBytes) + ": make the batches smaller");
+                             std::to_string(kMaxMessageBytes) + ": make the batches smaller");
     }
     lengths_.push_back(lengths->Of(static_cast<size_t>(rank), bytes));
   }

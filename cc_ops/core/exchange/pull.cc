@@ -58,7 +58,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
     for (EmbeddingTable* table : tables) {
       if (table->rows().spilled() == nullptr) continue;
       const std::vector<int64_t> keys = KeysOf(tables, requests, table);
-      status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+      status = table->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
                                      /*reads=*/!options.create_missing, "ranks request",
                                      options.parallel);
       if (!status.ok()) return status;
@@ -66,7 +66,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
     pulled->messages.clear();
     pulled->lengths.clear();
     pulled->row_bytes.assign(static_cast<size_t>(requests.ranks), 0);
-    int64_t most_bytes = 0;
+    int64_t max_bytes = 0;
     std::optional<RowMessage> message;
     size_t parts = 0;
     ForEachPart(tables, requests, [&](const BufferPart& part) {
@@ -75,14 +75,14 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       if (parts % tables.size() != 0) return;
       const auto rank = static_cast<size_t>(part.rank);
       pulled->row_bytes[rank] = message->row_bytes();
-      most_bytes = std::max(most_bytes, message->row_bytes());
+      max_bytes = std::max(max_bytes, message->row_bytes());
       // Do not store a length that exceeds the maximum, because the message is not sent.
-      if (most_bytes > options.most_rank_bytes) return;
+      if (max_bytes > options.max_rank_bytes) return;
       pulled->lengths.push_back(static_cast<int32_t>(message->End(rank, lengths)));
     });
-    if (most_bytes > options.most_rank_bytes) {
-      return ResourceExhausted("the rows that a rank requests take " + std::to_string(most_bytes) +
-                               " bytes; at most " + std::to_string(options.most_rank_bytes) +
+    if (max_bytes > options.max_rank_bytes) {
+      return ResourceExhausted("the rows that a rank requests take " + std::to_string(max_bytes) +
+                               " bytes; at most " + std::to_string(options.max_rank_bytes) +
                                " can be sent: make the batches smaller");
     }
   } catch (const std::bad_alloc&) {

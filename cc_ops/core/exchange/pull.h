@@ -16,7 +16,7 @@ struct PullOptions {
   // rare for a row, and each key counts one access. If false, missing rows have their initial
   // values.
   bool create_missing = false;
-  int64_t most_rank_bytes = kMostMessageBytes;  // Maximum bytes of rows per rank.
+  int64_t max_rank_bytes = kMaxMessageBytes;  // Maximum bytes of rows per rank.
   RowFormat format;
   Parallel parallel;
 };
@@ -29,8 +29,8 @@ struct PulledRows {
 // the rank that requests them. lengths: chooses the lengths of the messages.
 //
 // Returns InvalidArgument if the sizes and keys of the requests do not match, the errors of
-// RowStore::BringIn, and ResourceExhausted if a bounded table cannot hold the rows, or if the rows
-// for a rank exceed `most_rank_bytes`. Takes the mutexes of the tables.
+// RowStore::LoadRow, and ResourceExhausted if a bounded table cannot hold the rows, or if the rows
+// for a rank exceed `max_rank_bytes`. Takes the mutexes of the tables.
 Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& requests,
                 const PullOptions& options, SteadyLengths* lengths, PulledRows* pulled);
 

@@ -54,7 +54,7 @@ TEST(Pull, RowsThatCannotBeSentAreRefused) {
   PulledRows pulled;
   ASSERT_TRUE(PullRows({owner.get()}, request.Keys(), options, &lengths, &pulled).ok());
   for (const int64_t key : request.keys) RowLayout::Floats(owner->rows().Find(key))[0] += 0.5f;
-  options.most_rank_bytes = 8;
+  options.max_rank_bytes = 8;
   SteadyLengths unsent;
   const Status status = PullRows({owner.get()}, request.Keys(), options, &unsent, &pulled);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);

@@ -98,11 +98,11 @@ class TableArrivals {
   }
 
   // Loads the rows that are on disk.
-  Status BringIn(const Parallel& parallel) const {
+  Status LoadRow(const Parallel& parallel) const {
     if (table_->rows().spilled() == nullptr) return OkStatus();
     std::vector<int64_t> keys;
     for (const Arrival& arrival : arrivals_) keys.push_back(arrival.key);
-    return table_->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+    return table_->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
                                   /*reads=*/false, "gradients came for", parallel);
   }
 
@@ -146,7 +146,7 @@ class TableArrivals {
     for (int64_t s = shards.begin; s < shards.end; ++s) {
       ShardSweep sweep(table_, s, scratch);
       for (; key != keys.end() && key->begin < shard_begin_[s + 1]; ++key) {
-        sweep.LeaveOut(arrivals_[key->begin].key);
+        sweep.Exclude(arrivals_[key->begin].key);
       }
       sweep.UpdateOthers(rates_);
     }
@@ -238,7 +238,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   const ExclusiveTableLocks locks(plan.tables);
   try {
     // Whether a sum is collected depends on the row of its key.
-    const Status rows = BringInForUpdate(plan, /*with_due=*/false, parallel);
+    const Status rows = LoadForUpdate(plan, /*with_due=*/false, parallel);
     if (!rows.ok()) return rows;
     const PolicyScratch zeros(plan.tables);
     const std::vector<PooledGradient> none(gradients.size(), {zeros.row.sum.data(), 0});
@@ -253,11 +253,11 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     DeferredOfKeys deferred(plan);
     SendBufferWriter writer(plan.tables, options.ranks, parallel.threads, buffer);
     for (int task = 0; task < parallel.threads; ++task) {
-      std::vector<int64_t> most(num_tables, 0);
+      std::vector<int64_t> maximum(num_tables, 0);
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-        most[static_cast<size_t>(b / kNumShards)] += MostCollected(plan, b);
+        maximum[static_cast<size_t>(b / kNumShards)] += MostCollected(plan, b);
       }
-      for (size_t t = 0; t < num_tables; ++t) writer.Expect(task, t, most[t]);
+      for (size_t t = 0; t < num_tables; ++t) writer.Expect(task, t, maximum[t]);
     }
     status = writer.Reserve(options.reserve);
     if (!status.ok()) return status;
@@ -337,7 +337,7 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
       if (!of_table.ok()) return of_table;
     }
     for (const TableArrivals& of_table : arrivals) {
-      status = of_table.BringIn(parallel);
+      status = of_table.LoadRow(parallel);
       if (!status.ok()) return status;
     }
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(tables));

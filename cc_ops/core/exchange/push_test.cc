@@ -233,10 +233,10 @@ TEST(Exchange, LosesNoDeferredGradient) {
     EXPECT_EQ(process.tables[0]->rows().num_evicted() > 0, capacity > 0);
     // No gradient leaves if memory for the buffer cannot be reserved.
     CollectOptions without_memory;
-    int64_t most_rows = 0, most_values = 0;
+    int64_t max_rows = 0, max_values = 0;
     without_memory.reserve = [&](int64_t rows, int64_t values, SendTarget* /*target*/) {
-      most_rows = rows;
-      most_values = values;
+      max_rows = rows;
+      max_values = values;
       return ResourceExhausted("no memory for outputs");
     };
     const int64_t deferred = process.tables[0]->updates().num_deferred();
@@ -244,8 +244,8 @@ TEST(Exchange, LosesNoDeferredGradient) {
     EXPECT_EQ(CollectAllDeferred(process.tables, without_memory, &collected).message(),
               "no memory for outputs");
     EXPECT_EQ(process.tables[0]->updates().num_deferred(), deferred);
-    EXPECT_EQ(most_rows, deferred + process.tables[1]->updates().num_deferred());
-    EXPECT_EQ(most_values, 3 * most_rows + deferred);  // Dims 4 and 3.
+    EXPECT_EQ(max_rows, deferred + process.tables[1]->updates().num_deferred());
+    EXPECT_EQ(max_values, 3 * max_rows + deferred);  // Dims 4 and 3.
     process.Lookup({{1, 2}, {3, 4}}, {{0.f, 0.f}, {0.f, 0.f}});
     without_memory.learning_rate = 0.1f;
     EXPECT_FALSE(CollectGradients(process.workspace.plan, process.views_of_gradients,

@@ -13,7 +13,7 @@
 namespace slipstream {
 
 // Maximum bytes of a message between two ranks, whose length with padding must fit in an int32.
-constexpr int64_t kMostMessageBytes = int64_t{1} << 30;
+constexpr int64_t kMaxMessageBytes = int64_t{1} << 30;
 
 // Keeps the last length for each rank.
 class SteadyLengths {
@@ -25,9 +25,9 @@ class SteadyLengths {
 
  private:
   struct Length {
-    int64_t bytes = 0;  // Length of the last message; 0 before the first.
-    int too_long = 0;   // Number of consecutive messages that left over a quarter unused.
-    int64_t most = 0;   // Largest payload of these messages.
+    int64_t bytes = 0;    // Length of the last message; 0 before the first.
+    int too_long = 0;     // Number of consecutive messages that left over a quarter unused.
+    int64_t maximum = 0;  // Largest payload of these messages.
   };
   std::vector<Length> lengths_;
 };

@@ -14,7 +14,7 @@ void CountAccesses(const HotKeySketch& hot, const int64_t* keys, const bool* cou
   }
   // After all accesses were counted, so that a key has the same estimate at each of its positions.
   for (int64_t i = 0; i < n; ++i) {
-    if (!is_counted(i) || keys[i] == HotKeySketch::kNobody) continue;
+    if (!is_counted(i) || keys[i] == HotKeySketch::kNoOwner) continue;
     const uint64_t claim = HotKeySketch::ClaimOf(sketch.Estimate(keys[i]), i);
     for (int row = 0; row < AccessSketch::kRows; ++row) {
       uint64_t* const challenge = hot.challenges + (sketch.Counter(row, keys[i]) - sketch.counters);
@@ -22,7 +22,7 @@ void CountAccesses(const HotKeySketch& hot, const int64_t* keys, const bool* cou
     }
   }
   for (int64_t i = 0; i < n; ++i) {
-    if (!is_counted(i) || keys[i] == HotKeySketch::kNobody) continue;
+    if (!is_counted(i) || keys[i] == HotKeySketch::kNoOwner) continue;
     const int64_t estimate = sketch.Estimate(keys[i]);
     for (int row = 0; row < AccessSketch::kRows; ++row) {
       const int64_t counter = sketch.Counter(row, keys[i]) - sketch.counters;

@@ -29,7 +29,7 @@ __global__ void AddKernel(AccessSketch sketch, const int64_t* __restrict__ keys,
 __global__ void ClaimKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
                             const bool* __restrict__ counts, int64_t n) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
-    if (!IsCounted(counts, i) || keys[i] == HotKeySketch::kNobody) continue;
+    if (!IsCounted(counts, i) || keys[i] == HotKeySketch::kNoOwner) continue;
     const uint64_t claim = HotKeySketch::ClaimOf(hot.sketch.Estimate(keys[i]), i);
     for (int row = 0; row < AccessSketch::kRows; ++row) {
       const int64_t counter = hot.sketch.Counter(row, keys[i]) - hot.sketch.counters;
@@ -43,7 +43,7 @@ __global__ void ClaimKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
 __global__ void SettleKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
                              const bool* __restrict__ counts, int64_t n) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
-    if (!IsCounted(counts, i) || keys[i] == HotKeySketch::kNobody) continue;
+    if (!IsCounted(counts, i) || keys[i] == HotKeySketch::kNoOwner) continue;
     const int64_t estimate = hot.sketch.Estimate(keys[i]);
     const uint64_t claim = HotKeySketch::ClaimOf(estimate, i);
     for (int row = 0; row < AccessSketch::kRows; ++row) {

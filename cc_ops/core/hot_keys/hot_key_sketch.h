@@ -23,12 +23,12 @@ namespace slipstream {
 struct HotKeySketch {
   // Marks a counter without an owner. If a batch contains this number as a key, its accesses are
   // counted, but it never becomes an owner.
-  static constexpr int64_t kNobody = std::numeric_limits<int64_t>::min();
+  static constexpr int64_t kNoOwner = std::numeric_limits<int64_t>::min();
   // Maximum number of keys in a batch.
   static constexpr int64_t kMaxBatch = (int64_t{1} << 32) - 1;
 
   AccessSketch sketch;
-  int64_t* owners;  // [sketch.NumCounters()]; initially kNobody.
+  int64_t* owners;  // [sketch.NumCounters()]; initially kNoOwner.
   // [sketch.NumCounters()]; the highest claim to each counter in a batch, 0 between batches.
   uint64_t* challenges;
 
@@ -37,15 +37,15 @@ struct HotKeySketch {
   // estimate, or the first of them if estimates are equal. Estimates above 2^32 - 1 count as equal.
   // Never 0.
   SLIPSTREAM_HOST_DEVICE static uint64_t ClaimOf(int64_t estimate, int64_t i) {
-    constexpr int64_t kMost = 0xffffffff;
-    const auto bounded = static_cast<uint64_t>(estimate < kMost ? estimate : kMost);
-    return (bounded << 32) | static_cast<uint64_t>(kMost - i);
+    constexpr int64_t kMax = 0xffffffff;
+    const auto bounded = static_cast<uint64_t>(estimate < kMax ? estimate : kMax);
+    return (bounded << 32) | static_cast<uint64_t>(kMax - i);
   }
 
   // Whether the key with the highest claim to a counter becomes its owner. owner: the present
   // owner. estimate: of the key.
   SLIPSTREAM_HOST_DEVICE bool TakesOver(int64_t owner, int64_t estimate) const {
-    return owner == kNobody || sketch.Estimate(owner) < estimate;
+    return owner == kNoOwner || sketch.Estimate(owner) < estimate;
   }
 };
 

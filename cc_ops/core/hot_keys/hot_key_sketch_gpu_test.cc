@@ -30,7 +30,7 @@ struct Content {
 
 Content EmptyContent(int log2_width) {
   const size_t size = static_cast<size_t>(AccessSketch::kRows) << log2_width;
-  return {std::vector<int64_t>(size), std::vector<int64_t>(size, HotKeySketch::kNobody),
+  return {std::vector<int64_t>(size), std::vector<int64_t>(size, HotKeySketch::kNoOwner),
           std::vector<uint64_t>(size)};
 }
 
@@ -127,9 +127,9 @@ void CountByDefinition(const Batch& batch, int64_t unit, int log2_width, Content
   }
   for (const auto& [counter, keys] : arrivals) {
     int64_t& owner = content->owners[static_cast<size_t>(counter)];
-    int64_t highest = owner == HotKeySketch::kNobody ? 0 : hot.sketch.Estimate(owner);
+    int64_t highest = owner == HotKeySketch::kNoOwner ? 0 : hot.sketch.Estimate(owner);
     for (int64_t key : keys) {
-      if (key == HotKeySketch::kNobody || hot.sketch.Estimate(key) <= highest) continue;
+      if (key == HotKeySketch::kNoOwner || hot.sketch.Estimate(key) <= highest) continue;
       owner = key;
       highest = hot.sketch.Estimate(key);
     }

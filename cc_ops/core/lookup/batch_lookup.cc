@@ -161,7 +161,7 @@ void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combin
 }
 
 // Loads the rows of a plan that are on disk.
-Status BringInMissing(const Parallel& parallel, LookupPlan* plan) {
+Status LoadMissing(const Parallel& parallel, LookupPlan* plan) {
   for (size_t t = 0; t < plan->tables.size(); ++t) {
     RowStore& rows = plan->tables[t]->rows();
     if (rows.spilled() == nullptr) continue;
@@ -194,15 +194,15 @@ Status CheckMemory(const std::vector<EmbeddingTable*>& tables, const SortedKeys&
   for (size_t t = 0; t < tables.size(); ++t) {
     const SpilledRows* const spilled = tables[t]->rows().spilled();
     const int64_t begin = sorted.begin[t * kNumShards], end = sorted.begin[(t + 1) * kNumShards];
-    if (spilled == nullptr || end - begin <= spilled->most_rows()) continue;
+    if (spilled == nullptr || end - begin <= spilled->max_rows()) continue;
     std::vector<int64_t> keys(sorted.key.begin() + begin, sorted.key.begin() + end);
     std::sort(keys.begin(), keys.end());
     const int64_t distinct = std::unique(keys.begin(), keys.end()) - keys.begin();
-    if (distinct <= spilled->most_rows()) continue;
+    if (distinct <= spilled->max_rows()) continue;
     return ResourceExhausted("a batch needs " + std::to_string(distinct) + " rows of table '" +
                              tables[t]->options().name + "'; its memory, " +
                              std::to_string(tables[t]->options().memory) + " bytes, holds " +
-                             std::to_string(spilled->most_rows()) +
+                             std::to_string(spilled->max_rows()) +
                              ": raise it or make the batches smaller");
   }
   return OkStatus();
@@ -217,8 +217,8 @@ void ForEachBucketRange(const SortedKeys& sorted, const Parallel& parallel,
 }
 
 // Loads the rows of a batch that are on disk.
-Status BringInBatch(const std::vector<EmbeddingTable*>& tables,
-                    const std::vector<FeatureView>& features, const Parallel& parallel) {
+Status LoadBatch(const std::vector<EmbeddingTable*>& tables,
+                 const std::vector<FeatureView>& features, const Parallel& parallel) {
   for (size_t t = 0; t < tables.size(); ++t) {
     if (tables[t]->rows().spilled() == nullptr) continue;
     std::vector<int64_t> keys;
@@ -228,7 +228,7 @@ Status BringInBatch(const std::vector<EmbeddingTable*>& tables,
         keys.insert(keys.end(), view.keys + view.begin(i), view.keys + view.end(i));
       }
     }
-    const Status status = tables[t]->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+    const Status status = tables[t]->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
                                                     /*reads=*/true, "a batch needs", parallel);
     if (!status.ok()) return status;
   }
@@ -348,7 +348,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
       ForEachBucketRange(sorted, parallel, [&](int64_t first, int64_t last, int task) {
         FindBuckets(sorted, first, last, &workspace->scratches[task], plan);
       });
-      status = BringInMissing(parallel, plan);
+      status = LoadMissing(parallel, plan);
       if (!status.ok()) return status;
       ForEachBucketRange(sorted, parallel, [&](int64_t first, int64_t last, int) {
         DeliverBuckets(sorted, first, last, targets, plan);
@@ -368,7 +368,7 @@ Status LookupForEvaluation(const std::vector<EmbeddingTable*>& tables,
                            const std::vector<PooledOutput>& outputs, const Parallel& parallel) {
   const ReadingTableLocks locks(tables);
   try {
-    const Status status = BringInBatch(tables, features, parallel);
+    const Status status = LoadBatch(tables, features, parallel);
     if (!status.ok()) return status;
     const Cells cells(features);
     const auto look_up = [&](int f, int64_t first, int64_t last) {

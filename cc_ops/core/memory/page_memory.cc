@@ -7,9 +7,9 @@
 
 namespace slipstream {
 
-PageMemory::PageMemory(size_t bytes, size_t least_alignment) {
+PageMemory::PageMemory(size_t bytes, size_t min_alignment) {
   constexpr size_t kHugePage = size_t{2} << 20;
-  const size_t unit = bytes >= kHugePage ? kHugePage : least_alignment;
+  const size_t unit = bytes >= kHugePage ? kHugePage : min_alignment;
   const std::align_val_t alignment{unit};
   size_ = RoundUp(bytes, unit);
   data_ = {static_cast<char*>(::operator new(size_, alignment)), Free{alignment}};

@@ -19,9 +19,9 @@ constexpr size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) 
 class PageMemory {
  public:
   PageMemory() = default;
-  // Allocates at least `bytes`, uninitialized. The alignment is at least `least_alignment`, a power
+  // Allocates at least `bytes`, uninitialized. The alignment is at least `min_alignment`, a power
   // of two. Throws std::bad_alloc.
-  explicit PageMemory(size_t bytes, size_t least_alignment = kLineBytes);
+  explicit PageMemory(size_t bytes, size_t min_alignment = kLineBytes);
 
   char* data() const { return data_.get(); }
   size_t size() const { return data_ == nullptr ? 0 : size_; }  // 0 after a move.

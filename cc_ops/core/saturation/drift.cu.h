@@ -1,6 +1,6 @@
 // CUDA launcher of the row drift (see drift.h).
-#ifndef CC_OPS_CORE_DRIFT_CU_H_
-#define CC_OPS_CORE_DRIFT_CU_H_
+#ifndef SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CU_H_
+#define SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CU_H_
 
 #include <cuda_runtime_api.h>
 
@@ -22,4 +22,4 @@ cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const floa
 
 }  // namespace slipstream
 
-#endif  // CC_OPS_CORE_DRIFT_CU_H_
+#endif  // SLIPSTREAM_CC_OPS_CORE_SATURATION_DRIFT_CU_H_

@@ -27,8 +27,8 @@ __device__ unsigned NthSmallest(int64_t m, int64_t required, int lane, const Val
   return found;
 }
 
-__device__ int64_t Clamped(int64_t value, int64_t least, int64_t most) {
-  return value < least ? least : (value > most ? most : value);
+__device__ int64_t Clamped(int64_t value, int64_t minimum, int64_t maximum) {
+  return value < minimum ? minimum : (value > maximum ? maximum : value);
 }
 
 // One warp per example.
@@ -81,7 +81,7 @@ cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& dri
                                   const DriftClassifier& classifier, const LookupLists& lookups,
                                   uint64_t first_number, uint32_t* scratch,
                                   const Classified& result) {
-  if (classifier.settings.mode == SkipMode::kForeseenLoss) return cudaErrorInvalidValue;
+  if (classifier.settings.mode == SkipMode::kPredictedLoss) return cudaErrorInvalidValue;
   if (lookups.batch == 0) return cudaSuccess;
   // clang-format off
   ClassifyKernel<<<BlocksFor(lookups.batch * kWarpSize), kThreadsPerBlock, 0, stream>>>(

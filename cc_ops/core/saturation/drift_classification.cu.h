@@ -20,7 +20,7 @@ namespace slipstream {
 // The other arguments are as in ClassifyByDrift. All pointers, including those in `lookups` and
 // `result`, are to device memory that the caller owns and keeps until the stream has passed. The
 // result equals the CPU's byte for byte. Invalid offsets cannot be reported and are clamped to the
-// valid range. Returns cudaErrorInvalidValue for SkipMode::kForeseenLoss, otherwise the launch
+// valid range. Returns cudaErrorInvalidValue for SkipMode::kPredictedLoss, otherwise the launch
 // error. Runtime errors appear when the caller synchronizes.
 cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& drifts,
                                   const DriftClassifier& classifier, const LookupLists& lookups,

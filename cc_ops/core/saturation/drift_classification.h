@@ -14,7 +14,7 @@ namespace slipstream {
 struct DriftClassifier {
   double alpha;   // Fraction of the lookups of an example that must be saturated, in (0, 1].
   uint64_t seed;  // Seed for keeping skippable examples and for kRandom.
-  ClassifierSettings settings;  // Any mode except kForeseenLoss.
+  ClassifierSettings settings;  // Any mode except kPredictedLoss.
 
   // Decides about example i of a batch. score: its skip score. first_number: number of examples
   // before the batch, since the start of training.

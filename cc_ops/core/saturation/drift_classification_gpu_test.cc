@@ -187,7 +187,7 @@ ClassifierSettings SettingsOf(SkipMode mode) {
   ClassifierSettings settings;
   settings.mode = mode;
   settings.threshold = 0.6f;
-  settings.random_share = 0.4;
+  settings.random_fraction = 0.4;
   return settings;
 }
 

@@ -86,7 +86,7 @@ int64_t InputClassifier::StrideOf(int64_t batch, int64_t window_batches) const {
   if (window_batches <= 0 || batch <= 0 || !skips_none) return 1;
   const double inputs = static_cast<double>(window_batches) * static_cast<double>(batch);
   const double enough = static_cast<double>(kInputsPerChosen * options_.reservoir_size);
-  return static_cast<int64_t>(std::clamp(inputs / enough, 1.0, static_cast<double>(kMostStride)));
+  return static_cast<int64_t>(std::clamp(inputs / enough, 1.0, static_cast<double>(kMaxStride)));
 }
 
 bool InputClassifier::IsInStride(int64_t batch, int64_t stride) const {
@@ -105,8 +105,8 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   const std::lock_guard<std::mutex> one_at_a_time(classifying_);
   std::unique_lock<std::mutex> lock(mutex_);
   const ClassifierSettings settings = settings_;
-  if (settings.mode == SkipMode::kForeseenLoss) {
-    return InvalidArgument("there are no labels; skipping by foreseen loss needs one per input");
+  if (settings.mode == SkipMode::kPredictedLoss) {
+    return InvalidArgument("there are no labels; skipping by predicted loss needs one per input");
   }
   const int64_t stride = observe ? StrideOf(batch, window_batches) : 1;
   ClassifierCounts counts;
@@ -162,8 +162,8 @@ Status InputClassifier::SetDrift(const int32_t* tables, const int64_t* keys, con
 Status InputClassifier::Configure(const ClassifierSettings& settings) {
   const Status status = ValidateSettings(settings);
   if (!status.ok()) return status;
-  if (settings.mode == SkipMode::kForeseenLoss && options_.pilot.kind == PilotKind::kNone) {
-    return InvalidArgument("the classifier has no pilot; skipping by foreseen loss needs one");
+  if (settings.mode == SkipMode::kPredictedLoss && options_.pilot.kind == PilotKind::kNone) {
+    return InvalidArgument("the classifier has no pilot; skipping by predicted loss needs one");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   settings_ = settings;

@@ -1,7 +1,7 @@
 // Decides which examples of a batch are dropped, and samples the examples of a window.
 //
 // The decision uses the drifts of the tracked keys (Classify) or the loss that a pilot predicts
-// (Foresee). An example is skippable if its score is below the threshold, which means that it may
+// (Subsample). An example is skippable if its score is below the threshold, which means that it may
 // be dropped. The classifier also keeps a uniform sample of the examples of the window, and
 // counters. The caller chooses the next threshold from the scores of the sample at the end of a
 // window.
@@ -34,7 +34,7 @@ struct ClassifierOptions {
   double alpha = 1.0;
   int64_t reservoir_size = 8192;  // Maximum number of examples in the sample, at least 1.
   uint64_t seed = 0;   // Seed of the sample, of keeping skippable examples and of kRandom.
-  PilotOptions pilot;  // For SkipMode::kForeseenLoss.
+  PilotOptions pilot;  // For SkipMode::kPredictedLoss.
 };
 
 // Labels, weights and predictions of a batch, each [batch].
@@ -49,7 +49,7 @@ struct KeptInputs {
   std::vector<int64_t> rows;   // Position in the batch.
   std::vector<float> weights;  // Number of examples that each one represents.
   // Log of (keep probability with label 1 / keep probability with label 0); 0 in shadow mode and in
-  // other modes than kForeseenLoss.
+  // other modes than kPredictedLoss.
   std::vector<float> offsets;
   std::vector<uint8_t> skippable;  // Whether the example was kept although it was skippable.
 };
@@ -81,18 +81,19 @@ class InputClassifier {
   explicit InputClassifier(const ClassifierOptions& options);
 
   // Classifies a batch by the present drifts and settings, and writes `result` ([batch] each).
-  // While it looks up the drifts, other threads may call all functions except Classify and Foresee.
+  // While it looks up the drifts, other threads may call all functions except Classify and
+  // Subsample.
   //   features: keys of every feature, each with `batch` examples; not stored.
   //   observe: whether the examples are added to the sample and counters of the window.
   //   window_batches: number of batches in a window, or 0. If it is positive, and examples are
   //     observed and none can be dropped, only as many batches are classified as the sample needs,
-  //     at least one in kMostStride. They count for the others, whose examples are reported as not
+  //     at least one in kMaxStride. They count for the others, whose examples are reported as not
   //     skippable.
   //
-  // Returns InvalidArgument for a feature of an unknown table, and in mode kForeseenLoss.
+  // Returns InvalidArgument for a feature of an unknown table, and in mode kPredictedLoss.
   Status Classify(const std::vector<FeatureView>& features, int64_t batch, bool observe,
                   const Classified& result, int64_t window_batches = 0);
-  static constexpr int64_t kMostStride = 16;  // See `window_batches`.
+  static constexpr int64_t kMaxStride = 16;  // See `window_batches`.
 
   // Predicts the losses of the examples with the pilot, decides by them, and trains the pilot on
   // the kept examples with their weights (in shadow mode, on the examples that would be kept).
@@ -100,8 +101,8 @@ class InputClassifier {
   //
   // Returns InvalidArgument, without changes, for a feature of an unknown table and for a label,
   // weight or prediction out of its range.
-  Status Foresee(const std::vector<FeatureView>& features, int64_t batch,
-                 const LabeledInputs& inputs, KeptInputs* kept);
+  Status Subsample(const std::vector<FeatureView>& features, int64_t batch,
+                   const LabeledInputs& inputs, KeptInputs* kept);
 
   // Export and import the parameters of the pilot. Returns the errors of Pilot::Import.
   Pilot::State ExportPilot();
@@ -113,7 +114,7 @@ class InputClassifier {
                   const Parallel& parallel = {});
 
   // Changes the settings from the next batch on. Returns InvalidArgument for a setting out of its
-  // range, and for kForeseenLoss without a pilot.
+  // range, and for kPredictedLoss without a pilot.
   Status Configure(const ClassifierSettings& settings);
 
   // Computes the skip scores of the sampled examples with the given drifts instead of the present

@@ -23,11 +23,11 @@ struct Result {
   std::vector<float> weight;
 };
 
-ClassifierSettings Settings(SkipMode mode, float threshold, double random_share) {
+ClassifierSettings Settings(SkipMode mode, float threshold, double random_fraction) {
   ClassifierSettings settings;
   settings.mode = mode;
   settings.threshold = threshold;
-  settings.random_share = random_share;
+  settings.random_fraction = random_fraction;
   return settings;
 }
 
@@ -243,7 +243,7 @@ TEST(Shadow, AShareOfTheBatchesCountsForAll) {
       EXPECT_EQ(result.skippable, std::vector<uint8_t>(kBatch, is_classified));
       EXPECT_EQ(result.weight, std::vector<float>(kBatch, is_shadow ? 1.f : 0.f));
     }
-    EXPECT_EQ(classified, is_shadow ? kBatches / InputClassifier::kMostStride : kBatches);
+    EXPECT_EQ(classified, is_shadow ? kBatches / InputClassifier::kMaxStride : kBatches);
     EXPECT_EQ(ScoresOfSample(classifier).size(), 16u);
     const ClassifierCounts counts = classifier.EndWindow();
     EXPECT_EQ(counts.inputs_seen, kBatch * kBatches);

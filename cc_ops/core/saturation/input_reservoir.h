@@ -16,7 +16,7 @@ namespace slipstream {
 class InputReservoir {
  public:
   // Limit of `Import`, so that no count overflows later.
-  static constexpr int64_t kMostOffered = int64_t{1} << 62;
+  static constexpr int64_t kMaxOffered = int64_t{1} << 62;
 
   // capacity: maximum size of the sample, at least 1.
   InputReservoir(int64_t capacity, uint64_t seed) : capacity_(capacity), seed_(seed) {}
@@ -76,7 +76,7 @@ class InputReservoir {
   bool Fits(const State& state) const {
     const int64_t n = static_cast<int64_t>(state.ends.size());
     const int64_t offered = state.offered_in_window;
-    if (offered < 0 || offered > kMostOffered) return false;
+    if (offered < 0 || offered > kMaxOffered) return false;
     if (n != (offered < capacity_ ? offered : capacity_)) return false;
     if (static_cast<int64_t>(state.losses.size()) != n) return false;
     int64_t begin = 0;

@@ -113,7 +113,7 @@ TEST(InputReservoir, KnowsAStateThatDoesNotFit) {
   // Further offers would overflow.
   state.offered_in_window = std::numeric_limits<int64_t>::max();
   EXPECT_FALSE(reservoir.Fits(state));
-  state.offered_in_window = InputReservoir::kMostOffered;
+  state.offered_in_window = InputReservoir::kMaxOffered;
   ASSERT_TRUE(reservoir.Fits(state));
   reservoir.Import(state);
   OfferNumbers(&reservoir, 3);

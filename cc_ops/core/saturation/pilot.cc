@@ -14,8 +14,8 @@ namespace {
 constexpr float kFirstFactor = 0.05f;
 
 float LogOddsOf(double rate) {
-  constexpr double kLeast = 1e-6;  // The first step may have only one label.
-  const double bounded = std::clamp(rate, kLeast, 1.0 - kLeast);
+  constexpr double kMin = 1e-6;  // The first step may have only one label.
+  const double bounded = std::clamp(rate, kMin, 1.0 - kMin);
   return static_cast<float>(std::log(bounded / (1.0 - bounded)));
 }
 
@@ -49,14 +49,14 @@ SLIPSTREAM_ALWAYS_INLINE float SumOf(const Vector& values) {
 Status Pilot::Validate(const PilotOptions& options) {
   const bool has_keys = options.kind == PilotKind::kLinear || options.kind == PilotKind::kFm;
   if (!has_keys) return OkStatus();
-  if (options.factors < 1 || options.factors > kMostFactors) {
+  if (options.factors < 1 || options.factors > kMaxFactors) {
     return InvalidArgument("pilot_factors is " + std::to_string(options.factors) +
-                           "; allowed: 1 to " + std::to_string(kMostFactors));
+                           "; allowed: 1 to " + std::to_string(kMaxFactors));
   }
-  constexpr int64_t kLeast = 1024;
-  if (options.memory_bytes < kLeast) {
+  constexpr int64_t kMin = 1024;
+  if (options.memory_bytes < kMin) {
     return InvalidArgument("pilot_memory_bytes is " + std::to_string(options.memory_bytes) +
-                           "; allowed: " + std::to_string(kLeast) + " or more");
+                           "; allowed: " + std::to_string(kMin) + " or more");
   }
   return OkStatus();
 }
@@ -88,7 +88,7 @@ void Pilot::Start() {
     float* const bucket = numbers_ + b * width_;
     std::fill_n(bucket, width_, 0.0f);
     for (int d = 0; d < factors; ++d) {
-      const uint64_t random = Mix64(static_cast<uint64_t>(b * kMostFactors + d));
+      const uint64_t random = Mix64(static_cast<uint64_t>(b * kMaxFactors + d));
       bucket[d] = kFirstFactor * (static_cast<float>(random >> 40) * 0x1.0p-23f - 1.0f);
     }
   }
@@ -96,9 +96,9 @@ void Pilot::Start() {
 
 void Pilot::FollowBaseRate() {
   // Mean over at most this many steps, because the base rate may change.
-  constexpr int64_t kMostSteps = 1000;
+  constexpr int64_t kMaxSteps = 1000;
   if (labelled_ == 0) return;
-  base_steps_ = std::min(base_steps_ + 1, kMostSteps);
+  base_steps_ = std::min(base_steps_ + 1, kMaxSteps);
   const double rate = labels_ / static_cast<double>(labelled_);
   base_rate_ += (rate - base_rate_) / static_cast<double>(base_steps_);
   base_log_odds_ = LogOddsOf(base_rate_);
@@ -134,13 +134,13 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
   examples_.resize(static_cast<size_t>(end - begin));
   for (Example& example : examples_) example.end = 0;
   if (num_buckets_ == 0) return;
-  int64_t most = 0;
+  int64_t maximum = 0;
   for (const FeatureView& feature : features) {
     // The keys of consecutive examples are adjacent in both layouts.
-    most += feature.row_splits != nullptr ? feature.begin(end) - feature.begin(begin)
-                                          : (end - begin) * feature.width;
+    maximum += feature.row_splits != nullptr ? feature.begin(end) - feature.begin(begin)
+                                             : (end - begin) * feature.width;
   }
-  if (terms_.size() < static_cast<size_t>(most)) terms_.resize(static_cast<size_t>(most));
+  if (terms_.size() < static_cast<size_t>(maximum)) terms_.resize(static_cast<size_t>(maximum));
   // The number of a feature separates its keys from the keys of other features with the same table.
   while (salts_.size() < features.size()) salts_.push_back(Mix64(~uint64_t{salts_.size()}));
   Term* term = terms_.data();
@@ -161,7 +161,7 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
 }
 
 template <int kFactors>
-SLIPSTREAM_ALWAYS_INLINE void Pilot::ForeseeBy() {
+SLIPSTREAM_ALWAYS_INLINE void Pilot::SubsampleBy() {
   const Term* term = terms_.data();
   for (Example& example : examples_) {
     Factor<kFactors> sum = {}, squares = {};
@@ -182,24 +182,24 @@ SLIPSTREAM_ALWAYS_INLINE void Pilot::ForeseeBy() {
   }
 }
 
-SLIPSTREAM_SIMD_CLONES void Pilot::Foresee() {
+SLIPSTREAM_SIMD_CLONES void Pilot::Subsample() {
   if (padded_ == 8) {
-    ForeseeBy<8>();
+    SubsampleBy<8>();
   } else if (padded_ == 4) {
-    ForeseeBy<4>();
+    SubsampleBy<4>();
   } else {
-    ForeseeBy<0>();
+    SubsampleBy<0>();
   }
 }
 
 // Adds the buckets of the listed examples to the current step.
 void Pilot::Enlist() {
   // Allocate here, before anything changes.
-  const size_t most = learning_.size() + static_cast<size_t>(examples_.back().end);
-  if (number_gradients_.size() < most) {
-    learning_.reserve(2 * most);
-    factor_gradients_.resize((2 * most * padded_ + 7) / 8);
-    number_gradients_.resize(2 * most);
+  const size_t maximum = learning_.size() + static_cast<size_t>(examples_.back().end);
+  if (number_gradients_.size() < maximum) {
+    learning_.reserve(2 * maximum);
+    factor_gradients_.resize((2 * maximum * padded_ + 7) / 8);
+    number_gradients_.resize(2 * maximum);
   }
   Term* term = terms_.data();
   for (const Example& example : examples_) {
@@ -308,14 +308,14 @@ Status Pilot::Import(const State& state) {
                            " numbers of " + std::to_string(state.buckets.size()) +
                            " buckets; allowed: " + std::to_string(width_) + " of each");
   }
-  int64_t least = 0;
+  int64_t minimum = 0;
   for (const int64_t bucket : state.buckets) {
-    if (bucket < least || bucket >= num_buckets_) {
+    if (bucket < minimum || bucket >= num_buckets_) {
       return InvalidArgument("a pilot's state has bucket " + std::to_string(bucket) +
-                             "; allowed: ascending, " + std::to_string(least) + " to " +
+                             "; allowed: ascending, " + std::to_string(minimum) + " to " +
                              std::to_string(num_buckets_ - 1));
     }
-    least = bucket + 1;
+    minimum = bucket + 1;
   }
   const auto is_finite = [](float number) { return std::isfinite(number); };
   if (!std::all_of(state.numbers.begin(), state.numbers.end(), is_finite) ||

@@ -44,7 +44,7 @@ struct Lesson {
 // the labels. Not thread-safe; deterministic.
 class Pilot {
  public:
-  static constexpr int kMostFactors = 8;
+  static constexpr int kMaxFactors = 8;
   static constexpr double kLearningRate = 0.1;
   static constexpr double kFirstAccumulator = 0.1;
   // Number of examples that are predicted with the same parameters, i.e. the batch size of a step.
@@ -94,7 +94,7 @@ class Pilot {
     // Derivative of the loss by the log odds, times the weight; 0 if the example is not learned.
     float slope;
     // Sum of the factors of its keys.
-    alignas(32) float sum[kMostFactors];
+    alignas(32) float sum[kMaxFactors];
   };
   // Aligned memory for gradients of factors.
   struct alignas(32) Block {
@@ -107,9 +107,9 @@ class Pilot {
   // Lists the keys of one feature from `term` on; returns the end.
   Term* ListKeys(const FeatureView& feature, uint64_t salt, int64_t example, Term* term) const;
   // Predicts the listed examples.
-  void Foresee();
+  void Subsample();
   template <int kFactors>
-  void ForeseeBy();
+  void SubsampleBy();
   // Adds the gradients of the listed examples to the gradients of the step.
   void Collect();
   // Adds the buckets of the listed examples to learning_.
@@ -159,7 +159,7 @@ void Pilot::ForEach(const std::vector<FeatureView>& features, int num_tables, in
   for (int64_t begin = 0; begin < batch; begin += kExamplesAtOnce) {
     const int64_t end = std::min(batch, begin + kExamplesAtOnce);
     List(features, num_tables, begin, end);
-    Foresee();
+    Subsample();
     for (int64_t i = begin; i < end; ++i) {
       Example* const example = &examples_[static_cast<size_t>(i - begin)];
       const Lesson lesson = decide(i, example->probability);

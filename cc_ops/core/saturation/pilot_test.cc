@@ -102,7 +102,7 @@ TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
   }
   Pilot::State state = pilot.Export();
   state.base = {0.5, 1.0};
-  const auto foreseen = [&](const FeatureView& feature) {
+  const auto predicted = [&](const FeatureView& feature) {
     Pilot fresh(Options(PilotKind::kFm));
     EXPECT_TRUE(fresh.Import(state).ok());
     float found = 0.0f;
@@ -112,12 +112,12 @@ TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
     });
     return found;
   };
-  EXPECT_EQ(foreseen(wide), foreseen(narrow));
-  EXPECT_GT(foreseen(wide), 0.5f);
+  EXPECT_EQ(predicted(wide), predicted(narrow));
+  EXPECT_GT(predicted(wide), 0.5f);
   // A feature of table num_tables is ignored, which leaves the base rate.
   narrow.table = 1;
-  EXPECT_EQ(foreseen(narrow), 0.5f);
-  EXPECT_LT(foreseen(narrow), foreseen(wide));
+  EXPECT_EQ(predicted(narrow), 0.5f);
+  EXPECT_LT(predicted(narrow), predicted(wide));
 }
 
 TEST(PilotTest, GoesOnFromWhatItExported) {
@@ -155,10 +155,10 @@ ClassifierOptions OptionsWith(PilotKind kind) {
   return options;
 }
 
-TEST(ForeseenLossTest, WhatIsKeptStandsForAll) {
+TEST(SubsamplingTest, WhatIsKeptStandsForAll) {
   InputClassifier classifier(OptionsWith(PilotKind::kFm));
   ClassifierSettings settings;
-  settings.mode = SkipMode::kForeseenLoss;
+  settings.mode = SkipMode::kPredictedLoss;
   settings.threshold = 0.8f;
   settings.keep_rate = 0.05;
   ASSERT_TRUE(classifier.Configure(settings).ok());
@@ -168,7 +168,7 @@ TEST(ForeseenLossTest, WhatIsKeptStandsForAll) {
   for (int64_t b = 0; b < kBatches; ++b) {
     const Batch batch = Parity(kBatch, static_cast<uint64_t>(b));
     KeptInputs kept;
-    ASSERT_TRUE(classifier.Foresee(batch.features(), kBatch, {batch.labels.data()}, &kept).ok());
+    ASSERT_TRUE(classifier.Subsample(batch.features(), kBatch, {batch.labels.data()}, &kept).ok());
     for (size_t k = 0; k < kept.rows.size(); ++k) {
       stands_for += kept.weights[k];
       positives += kept.weights[k] * batch.labels[kept.rows[k]];
@@ -189,20 +189,20 @@ TEST(ForeseenLossTest, WhatIsKeptStandsForAll) {
   EXPECT_EQ(counts.inputs_skipped, kBatch * kBatches - kept_inputs);
 }
 
-TEST(ForeseenLossTest, KeepsAllBeforeItIsConfiguredAndInShadowMode) {
+TEST(SubsamplingTest, KeepsAllBeforeItIsConfiguredAndInShadowMode) {
   InputClassifier classifier(OptionsWith(PilotKind::kLabel));
   const Batch batch = Parity(100, 1);
   for (const bool is_shadow : {false, true}) {
     if (is_shadow) {
       ClassifierSettings settings;
-      settings.mode = SkipMode::kForeseenLoss;
+      settings.mode = SkipMode::kPredictedLoss;
       settings.threshold = 1.0f;
       settings.keep_rate = 0.1;
       settings.is_shadow = true;
       ASSERT_TRUE(classifier.Configure(settings).ok());
     }
     KeptInputs kept;
-    ASSERT_TRUE(classifier.Foresee(batch.features(), 100, {batch.labels.data()}, &kept).ok());
+    ASSERT_TRUE(classifier.Subsample(batch.features(), 100, {batch.labels.data()}, &kept).ok());
     EXPECT_EQ(kept.rows.size(), 100u);
     for (size_t k = 0; k < kept.rows.size(); ++k) {
       EXPECT_EQ(kept.weights[k], 1.0f);
@@ -213,10 +213,10 @@ TEST(ForeseenLossTest, KeepsAllBeforeItIsConfiguredAndInShadowMode) {
   EXPECT_GT(classifier.EndWindow().inputs_skippable, 90);
 }
 
-TEST(ForeseenLossTest, OffsetIsTheRatioOfChances) {
+TEST(SubsamplingTest, OffsetIsTheRatioOfChances) {
   InputClassifier classifier(OptionsWith(PilotKind::kModel));
   ClassifierSettings settings;
-  settings.mode = SkipMode::kForeseenLoss;
+  settings.mode = SkipMode::kPredictedLoss;
   settings.threshold = 0.5f;
   settings.keep_rate = 0.01;
   ASSERT_TRUE(classifier.Configure(settings).ok());
@@ -224,7 +224,7 @@ TEST(ForeseenLossTest, OffsetIsTheRatioOfChances) {
   const std::vector<float> predictions(1000, 0.1f);
   KeptInputs kept;
   const LabeledInputs inputs = {batch.labels.data(), nullptr, predictions.data()};
-  ASSERT_TRUE(classifier.Foresee(batch.features(), 1000, inputs, &kept).ok());
+  ASSERT_TRUE(classifier.Subsample(batch.features(), 1000, inputs, &kept).ok());
   int64_t negatives = 0;
   for (size_t k = 0; k < kept.rows.size(); ++k) {
     EXPECT_FLOAT_EQ(kept.offsets[k], std::log(1.0f / 0.2f));
@@ -235,23 +235,23 @@ TEST(ForeseenLossTest, OffsetIsTheRatioOfChances) {
   EXPECT_NEAR(static_cast<double>(negatives), 100.0, 40.0);
 }
 
-TEST(ForeseenLossTest, RefusesWhatIsOutOfRangeAndChangesNothing) {
+TEST(SubsamplingTest, RefusesWhatIsOutOfRangeAndChangesNothing) {
   InputClassifier classifier(OptionsWith(PilotKind::kFm));
   Batch batch = Parity(10, 1);
   std::vector<float> weights(10, 1.0f);
   weights[3] = -1.0f;
   KeptInputs kept;
   const LabeledInputs weighted = {batch.labels.data(), weights.data()};
-  Status status = classifier.Foresee(batch.features(), 10, weighted, &kept);
+  Status status = classifier.Subsample(batch.features(), 10, weighted, &kept);
   EXPECT_NE(status.message().find("the weight of input 3 is -1"), std::string::npos);
   batch.labels[7] = 1.5f;
-  status = classifier.Foresee(batch.features(), 10, {batch.labels.data()}, &kept);
+  status = classifier.Subsample(batch.features(), 10, {batch.labels.data()}, &kept);
   EXPECT_NE(status.message().find("the label of input 7 is 1.5"), std::string::npos);
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
   EXPECT_TRUE(classifier.ExportPilot().buckets.empty());
 
   ClassifierSettings settings;
-  settings.mode = SkipMode::kForeseenLoss;
+  settings.mode = SkipMode::kPredictedLoss;
   // Without a minimum probability, all examples might be dropped.
   EXPECT_FALSE(classifier.Configure(settings).ok());
   settings.keep_rate = 0.1;

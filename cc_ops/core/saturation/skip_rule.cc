@@ -9,17 +9,17 @@ Status ValidateSettings(const ClassifierSettings& settings) {
     return InvalidArgument("threshold is " + std::to_string(settings.threshold) +
                            "; allowed: at least 0");
   }
-  if (!(settings.random_share >= 0.0 && settings.random_share <= 1.0)) {
-    return InvalidArgument("random_share is " + std::to_string(settings.random_share) +
+  if (!(settings.random_fraction >= 0.0 && settings.random_fraction <= 1.0)) {
+    return InvalidArgument("random_fraction is " + std::to_string(settings.random_fraction) +
                            "; allowed: 0 to 1");
   }
   if (!(settings.keep_rate >= 0.0 && settings.keep_rate < 1.0)) {
     return InvalidArgument("keep_rate is " + std::to_string(settings.keep_rate) +
                            "; allowed: 0 to below 1");
   }
-  if (settings.mode == SkipMode::kForeseenLoss && settings.keep_rate == 0.0) {
+  if (settings.mode == SkipMode::kPredictedLoss && settings.keep_rate == 0.0) {
     return InvalidArgument(
-        "keep_rate is 0; allowed by foreseen loss: above 0, as what is never kept cannot be "
+        "keep_rate is 0; allowed by predicted loss: above 0, as what is never kept cannot be "
         "weighed");
   }
   return OkStatus();

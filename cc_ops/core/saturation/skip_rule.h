@@ -13,8 +13,8 @@ namespace slipstream {
 enum class SkipMode {
   kNone,   // No example is skippable.
   kDrift,  // An example is skippable if its skip score (skip_score.h) is below the threshold.
-  kForeseenLoss,  // Same, with |label - predicted probability| of a pilot as the score.
-  kRandom,        // Control: each example is skippable with the same probability.
+  kPredictedLoss,  // Same, with |label - predicted probability| of a pilot as the score.
+  kRandom,         // Control: each example is skippable with the same probability.
 };
 
 // Settings of a window.
@@ -22,10 +22,10 @@ struct ClassifierSettings {
   SkipMode mode = SkipMode::kNone;
   float threshold = 0.0f;  // Not NaN, at least 0; ignored by kNone and kRandom.
   // Probability that an example is skippable, in [0, 1]; used only by kRandom.
-  double random_share = 0.0;
-  // kDrift: probability that a skippable example is kept, in [0, 1). kForeseenLoss: minimum of this
-  // probability, in (0, 1); an example is kept with probability max(keep_rate, score / threshold).
-  // kRandom ignores it and keeps no skippable example.
+  double random_fraction = 0.0;
+  // kDrift: probability that a skippable example is kept, in [0, 1). kPredictedLoss: minimum of
+  // this probability, in (0, 1); an example is kept with probability max(keep_rate, score /
+  // threshold). kRandom ignores it and keeps no skippable example.
   double keep_rate = 0.0;
   // Whether all examples are kept with weight 1, for a dry run. Decisions are made as without it.
   bool is_shadow = false;
@@ -62,7 +62,7 @@ SLIPSTREAM_HOST_DEVICE inline double UnitInterval(uint64_t random) {
   return static_cast<double>(random >> 11) * 0x1.0p-53;
 }
 
-// Returns the probability that kForeseenLoss keeps an example with this score; 1 if the example is
+// Returns the probability that kPredictedLoss keeps an example with this score; 1 if the example is
 // not skippable.
 SLIPSTREAM_HOST_DEVICE inline double ChanceByScore(const ClassifierSettings& settings,
                                                    float score) {
@@ -82,13 +82,13 @@ SLIPSTREAM_HOST_DEVICE inline SkipDecision Classify(const ClassifierSettings& se
   SkipDecision decision;
   decision.is_skippable =
       is_random
-          ? UnitInterval(CounterRandom(seed ^ kRandomSkipStream, number)) < settings.random_share
+          ? UnitInterval(CounterRandom(seed ^ kRandomSkipStream, number)) < settings.random_fraction
           : settings.mode != SkipMode::kNone && score < settings.threshold;
   if (decision.is_skippable) {
     // Random skipping drops all skippable examples.
-    const double chance = settings.mode == SkipMode::kForeseenLoss ? ChanceByScore(settings, score)
-                          : is_random                              ? 0.0
-                                                                   : settings.keep_rate;
+    const double chance = settings.mode == SkipMode::kPredictedLoss ? ChanceByScore(settings, score)
+                          : is_random                               ? 0.0
+                                                                    : settings.keep_rate;
     decision.is_kept =
         chance > 0.0 && UnitInterval(CounterRandom(seed ^ kThinningStream, number)) < chance;
     decision.weight = decision.is_kept ? static_cast<float>(1.0 / chance) : 0.0f;

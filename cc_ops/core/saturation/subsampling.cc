@@ -33,15 +33,15 @@ Status Check(const LabeledInputs& inputs, int64_t n) {
 // Returns the difference between the log odds of the kept examples and the log odds of all
 // examples.
 float OffsetOf(const ClassifierSettings& settings, float probability) {
-  if (settings.mode != SkipMode::kForeseenLoss || settings.is_shadow) return 0.0f;
+  if (settings.mode != SkipMode::kPredictedLoss || settings.is_shadow) return 0.0f;
   return static_cast<float>(
       std::log(ChanceByScore(settings, 1.0f - probability) / ChanceByScore(settings, probability)));
 }
 
 }  // namespace
 
-Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_t batch,
-                                const LabeledInputs& inputs, KeptInputs* kept) {
+Status InputClassifier::Subsample(const std::vector<FeatureView>& features, int64_t batch,
+                                  const LabeledInputs& inputs, KeptInputs* kept) {
   Status status = Check(features);
   if (!status.ok()) return status;
   status = slipstream::Check(inputs, batch);
@@ -54,8 +54,8 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
   kept->skippable.reserve(static_cast<size_t>(batch));
   const ClassifierSettings& settings = settings_;
   ClassifierCounts counts;
-  const auto decide = [&](int64_t i, float foreseen) {
-    const float probability = inputs.predictions != nullptr ? inputs.predictions[i] : foreseen;
+  const auto decide = [&](int64_t i, float predicted) {
+    const float probability = inputs.predictions != nullptr ? inputs.predictions[i] : predicted;
     const float score = std::fabs(inputs.labels[i] - probability);
     const SkipDecision decision = slipstream::Classify(settings, options_.seed, score,
                                                        inputs_observed_ + static_cast<uint64_t>(i));
@@ -75,8 +75,8 @@ Status InputClassifier::Foresee(const std::vector<FeatureView>& features, int64_
     const double chance = decision.is_skippable ? ChanceByScore(settings, score) : 1.0;
     const float weight = inputs.weights == nullptr ? 1.0f : inputs.weights[i];
     // Bounds the weight, because squares of gradients must be finite.
-    constexpr float kMostWeight = 1e6f;
-    return Lesson{inputs.labels[i], std::min(weight / static_cast<float>(chance), kMostWeight)};
+    constexpr float kMaxWeight = 1e6f;
+    return Lesson{inputs.labels[i], std::min(weight / static_cast<float>(chance), kMaxWeight)};
   };
   pilot_.ForEach(features, options_.num_tables, batch, decide);
   inputs_observed_ += static_cast<uint64_t>(batch);

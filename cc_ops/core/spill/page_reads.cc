@@ -33,7 +33,7 @@ void PageReads::Add(const std::vector<PageId>& ids, const std::shared_ptr<PageBa
   // Keep the last two batches in any case: one is about to be used, the other follows.
   while (batches_.size() > 2) {
     const std::shared_ptr<PageBatch> oldest = batches_.front().first.lock();
-    if (oldest != nullptr && kept <= most_bytes_) break;
+    if (oldest != nullptr && kept <= max_bytes_) break;
     if (oldest != nullptr) {
       kept -= oldest->bytes();
       for (const PageId& id : batches_.front().second) {

@@ -57,9 +57,9 @@ struct PageAhead {
 // Pages that were read ahead and not taken yet. Thread-safe.
 class PageReads {
  public:
-  // most_bytes: maximum bytes of all batches with pages that were not taken. If they have more, the
+  // max_bytes: maximum bytes of all batches with pages that were not taken. If they have more, the
   // oldest batches are dropped, but the last two batches always stay.
-  explicit PageReads(int64_t most_bytes) : most_bytes_(most_bytes) {}
+  explicit PageReads(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Returns whether a page was or is being read ahead, and was not taken.
   bool Has(const PageId& id) const;
@@ -81,7 +81,7 @@ class PageReads {
     return static_cast<uint64_t>(id.shard) << 32 | id.page;
   }
 
-  const int64_t most_bytes_;
+  const int64_t max_bytes_;
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Kept> pages_;
   std::deque<std::pair<std::weak_ptr<PageBatch>, std::vector<PageId>>> batches_;  // Oldest first.

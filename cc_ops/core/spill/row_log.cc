@@ -101,7 +101,7 @@ Status RowLog::Poll() {
   left.reserve(writing_.size());
   for (const uint32_t number : writing_) {
     Buffer* const buffer = blocks_[number].buffer.get();
-    if (writing_.size() - left.size() > kMostWriting) buffer->group.Wait();
+    if (writing_.size() - left.size() > kMaxWriting) buffer->group.Wait();
     if (!buffer->group.IsDone()) {
       left.push_back(number);
       continue;

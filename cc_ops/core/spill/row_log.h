@@ -128,7 +128,7 @@ class RowLog {
  private:
   static constexpr uint32_t kNone = 0xffffffffu;
   // Maximum number of blocks that are written at the same time.
-  static constexpr size_t kMostWriting = 4;
+  static constexpr size_t kMaxWriting = 4;
 
   // Memory of a block and its transfer.
   struct Buffer {

@@ -14,9 +14,9 @@
 namespace slipstream {
 namespace {
 
-// A file has room for kLeastBlocks blocks, or for 1 / kPartOfAll of all blocks if that is more. A
+// A file has room for kMinBlocks blocks, or for 1 / kPartOfAll of all blocks if that is more. A
 // table therefore has about 64 files, whatever its size.
-constexpr int64_t kLeastBlocks = 64, kPartOfAll = 64;
+constexpr int64_t kMinBlocks = 64, kPartOfAll = 64;
 
 // Creates an unnamed file for direct I/O, if the file system supports it. Returns -1 and sets errno
 // on error.
@@ -93,7 +93,7 @@ Status SpillFiles::Begin(int32_t* number) {
   }
   File& file = files_[static_cast<size_t>(*number)];
   file.serial = ++serials_;
-  file.room = std::max(kLeastBlocks, BytesBegun() / block_bytes_ / kPartOfAll);
+  file.room = std::max(kMinBlocks, BytesBegun() / block_bytes_ / kPartOfAll);
   open_ = *number;
   return OkStatus();
 }

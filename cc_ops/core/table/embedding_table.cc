@@ -64,7 +64,7 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
     for (int64_t i = 0; i < n; ++i) {
       if (flags[i] != 0) kept.push_back(keys[i]);
     }
-    const Status status = rows_.BringIn(kept.data(), static_cast<int64_t>(kept.size()),
+    const Status status = rows_.LoadRow(kept.data(), static_cast<int64_t>(kept.size()),
                                         /*reads=*/false, "rows with flags are", parallel);
     if (!status.ok()) return status;
   }

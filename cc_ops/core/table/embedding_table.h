@@ -72,7 +72,7 @@ class EmbeddingTable {
   //
   // Returns InvalidArgument for unknown flag bits and ResourceExhausted if the keys do not fit in
   // the capacity; the table is unchanged then. A table that spills also returns the errors of
-  // RowStore::BringIn; no flag is changed then.
+  // RowStore::LoadRow; no flag is changed then.
   Status SetFlags(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
                   bool create_missing = false);
 
@@ -89,7 +89,7 @@ class EmbeddingTable {
   // Returns InvalidArgument for a repeated key or a value that is not finite, and ResourceExhausted
   // if the keys do not fit in the capacity; the table is unchanged then. Throws std::bad_alloc; no
   // value has changed then, but a part of the missing rows may have been created. A table that
-  // spills also returns the errors of RowStore::BringIn. It writes the rows in parts, therefore
+  // spills also returns the errors of RowStore::LoadRow. It writes the rows in parts, therefore
   // earlier parts may be written when a later one fails.
   Status Write(const int64_t* keys, const float* rows, int64_t n,
                const Parallel& parallel = Parallel());

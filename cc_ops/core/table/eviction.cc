@@ -8,7 +8,7 @@ namespace slipstream {
 namespace {
 
 // Removes keys that have no row and would not be admitted after their repeats in the sorted list.
-void LeaveOutRare(const RowStore& rows, std::vector<int64_t>* keys) {
+void ExcludeRare(const RowStore& rows, std::vector<int64_t>* keys) {
   if (!rows.admits()) return;
   auto kept = keys->begin();
   for (auto begin = keys->begin(); begin != keys->end();) {
@@ -25,7 +25,7 @@ Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who) {
   for (WantedKeys& of_table : wanted) {
     std::vector<int64_t>& keys = of_table.keys;
     std::sort(keys.begin(), keys.end());
-    if (of_table.is_access) LeaveOutRare(of_table.table->rows(), &keys);
+    if (of_table.is_access) ExcludeRare(of_table.table->rows(), &keys);
     keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     const TableOptions& options = of_table.table->options();
     if (static_cast<int64_t>(keys.size()) > options.capacity) {

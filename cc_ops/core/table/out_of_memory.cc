@@ -7,7 +7,7 @@
 namespace slipstream {
 namespace {
 
-constexpr size_t kMostNamed = 3;
+constexpr size_t kMaxNamed = 3;
 
 std::string Describe(const EmbeddingTable& table) {
   return "table '" + table.options().name + "' (" + std::to_string(table.rows().size()) +
@@ -18,11 +18,11 @@ std::string DescribeLargest(std::vector<EmbeddingTable*> tables) {
   std::stable_sort(tables.begin(), tables.end(),
                    [](EmbeddingTable* a, EmbeddingTable* b) { return a->bytes() > b->bytes(); });
   std::string text;
-  for (size_t t = 0; t < std::min(tables.size(), kMostNamed); ++t) {
+  for (size_t t = 0; t < std::min(tables.size(), kMaxNamed); ++t) {
     text += (t > 0 ? ", " : "") + Describe(*tables[t]);
   }
-  if (tables.size() > kMostNamed) {
-    text += " and " + std::to_string(tables.size() - kMostNamed) + " smaller ones";
+  if (tables.size() > kMaxNamed) {
+    text += " and " + std::to_string(tables.size() - kMaxNamed) + " smaller ones";
   }
   return text;
 }

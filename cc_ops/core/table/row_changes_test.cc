@@ -98,13 +98,13 @@ TEST(RowChanges, ManyDecaysChangeAll) {
 TEST(RowChanges, NobodyWhoAsksCostsNoMemory) {
   EmbeddingTable table(Options(/*capacity=*/8));
   const float row[kDim] = {};
-  ASSERT_FALSE(table.rows().hears_of_changes());
+  ASSERT_FALSE(table.rows().tracks_changes());
   for (int64_t key = 0; key < 1000; ++key) ASSERT_TRUE(table.Write(&key, row, 1).ok());
   const int64_t bytes = table.bytes();
   const int64_t number = table.rows().TakeChanges(0).number;
-  ASSERT_TRUE(table.rows().hears_of_changes());
+  ASSERT_TRUE(table.rows().tracks_changes());
   for (int64_t key = 0; key < 1000; ++key) ASSERT_TRUE(table.Write(&key, row, 1).ok());
-  EXPECT_FALSE(table.rows().hears_of_changes());
+  EXPECT_FALSE(table.rows().tracks_changes());
   EXPECT_LE(table.bytes(), bytes);
   EXPECT_TRUE(table.rows().TakeChanges(number).is_all);
 }

@@ -117,8 +117,8 @@ void RowFlags::Clear() noexcept {
 void RowFlags::Get(const int64_t* keys, int64_t n, const RowStore& rows, uint8_t* flags) const {
   for (int64_t i = 0; i < n; ++i) {
     uint32_t index = 0;
-    const bool is_there = rows.Find(keys[i], &index) != nullptr;
-    flags[i] = is_there ? shards_[ShardOf(keys[i])].Of(index) : 0;
+    const bool is_present = rows.Find(keys[i], &index) != nullptr;
+    flags[i] = is_present ? shards_[ShardOf(keys[i])].Of(index) : 0;
   }
 }
 

@@ -88,9 +88,9 @@ struct RowLayout {
       return ReadPart(slot_dtype, of_first_slot, of_slots, slots_to);
     }
     if (dtype == RowDtype::kBfloat16) {
-      ReadLent<Bfloat16Rounding>(bytes, of_first_slot, of_dim, values, slots_to);
+      ReadBorrowed<Bfloat16Rounding>(bytes, of_first_slot, of_dim, values, slots_to);
     } else {
-      ReadLent<Float16Rounding>(bytes, of_first_slot, of_dim, values, slots_to);
+      ReadBorrowed<Float16Rounding>(bytes, of_first_slot, of_dim, values, slots_to);
     }
     const int64_t others = std::max<int64_t>(of_slots - of_dim, 0);
     ReadPart(slot_dtype, of_first_slot + 4 * of_dim, others, slots_to + of_dim);
@@ -109,9 +109,9 @@ struct RowLayout {
                        of_first_slot);
     }
     if (dtype == RowDtype::kBfloat16) {
-      WriteLent<Bfloat16Rounding>(row, row + of_dim, of_dim, chance, 0, bytes, of_first_slot);
+      WriteBorrowed<Bfloat16Rounding>(row, row + of_dim, of_dim, chance, 0, bytes, of_first_slot);
     } else {
-      WriteLent<Float16Rounding>(row, row + of_dim, of_dim, chance, 0, bytes, of_first_slot);
+      WriteBorrowed<Float16Rounding>(row, row + of_dim, of_dim, chance, 0, bytes, of_first_slot);
     }
     const int64_t others = std::max<int64_t>(of_slots - of_dim, 0);
     WritePart(slot_dtype, row + 2 * of_dim, others, 0, 0, of_first_slot + 4 * of_dim);

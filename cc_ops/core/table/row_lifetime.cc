@@ -66,10 +66,10 @@ int64_t RowStore::LastUsedOf(const TableContents& contents, size_t i, int64_t no
     return contents.last_used.empty() ? 0 : contents.last_used[i];
   }
   // Ignore times of a table that counted in the other unit.
-  constexpr int64_t kLeastSeconds = 1000000000;
+  constexpr int64_t kMinSeconds = 1000000000;
   if (contents.last_used.empty()) return now;
   const int64_t time = contents.last_used[i];
-  const bool is_time = options_.expires_by_seconds ? time >= kLeastSeconds : time <= now;
+  const bool is_time = options_.expires_by_seconds ? time >= kMinSeconds : time <= now;
   return is_time ? time : now;
 }
 

@@ -163,15 +163,15 @@ TEST_P(RowLifetime, RowsLeaveWhenTheyWereNotAccessedForLong) {
       Step(training.get(), keys);
       for (const int64_t key : keys) last[key] = step;
       for (auto known = last.begin(); known != last.end();) {
-        const bool is_there = training->table->rows().Has(known->first);
+        const bool is_present = training->table->rows().Has(known->first);
         const int age = step - known->second;
         if (age <= 100) {
-          ASSERT_TRUE(is_there) << age;
+          ASSERT_TRUE(is_present) << age;
         } else if (age > 126) {
-          ASSERT_FALSE(is_there) << age;
+          ASSERT_FALSE(is_present) << age;
         }
-        expired += is_there ? 0 : 1;
-        known = is_there ? std::next(known) : last.erase(known);
+        expired += is_present ? 0 : 1;
+        known = is_present ? std::next(known) : last.erase(known);
       }
     }
     EXPECT_GT(expired, 1000);

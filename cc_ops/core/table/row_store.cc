@@ -37,10 +37,10 @@ Status ValidateTableOptions(const TableOptions& options) {
     return InvalidArgument("eviction" + Of(options) +
                            " is lru; allowed where rows spill to the disk: lfu");
   }
-  if (options.admit_after < 1 || options.admit_after > CountFilter::kMost) {
+  if (options.admit_after < 1 || options.admit_after > CountFilter::kMax) {
     return InvalidArgument("admit_after" + Of(options) + " is " +
                            std::to_string(options.admit_after) + "; allowed: 1 to " +
-                           std::to_string(CountFilter::kMost));
+                           std::to_string(CountFilter::kMax));
   }
   if (options.expire_after < 0) {
     return InvalidArgument("expire_after" + Of(options) + " is " +
@@ -262,11 +262,11 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
   k = std::min(k, size());
   if (k <= 0) return;
   // Keep at most 2k candidates. When the list is full, only the best k stay.
-  const size_t most = static_cast<size_t>(k), limit = std::max<size_t>(2 * most, 1024);
-  const auto prune = [most](std::vector<Hot>* hot) {
-    if (hot->size() <= most) return;
-    std::nth_element(hot->begin(), hot->begin() + static_cast<int64_t>(most), hot->end());
-    hot->resize(most);
+  const size_t maximum = static_cast<size_t>(k), limit = std::max<size_t>(2 * maximum, 1024);
+  const auto prune = [maximum](std::vector<Hot>* hot) {
+    if (hot->size() <= maximum) return;
+    std::nth_element(hot->begin(), hot->begin() + static_cast<int64_t>(maximum), hot->end());
+    hot->resize(maximum);
   };
   std::vector<std::vector<Hot>> parts(parallel.threads);
   parallel.run(parallel.threads, [&](int task) {
@@ -293,8 +293,8 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
   if (order == HotKeyOrder::kByKey) {
     prune(&hot);
     RadixSort(&hot, [](const Hot& h) { return AscendingBits(h.key); });
-  } else if (hot.size() > most) {
-    hot.resize(most);
+  } else if (hot.size() > maximum) {
+    hot.resize(maximum);
   }
   keys->reserve(hot.size());
   counts->reserve(hot.size());
@@ -307,8 +307,8 @@ void RowStore::HotKeys(int64_t k, HotKeyOrder order, const Parallel& parallel,
 void RowStore::DecayCounts(float factor) {
   if (tracks_changes_ && !all_changed_) {
     // Readers apply each decay to all rows.
-    constexpr size_t kMostDecays = 64;
-    if (decays_.size() == kMostDecays) {
+    constexpr size_t kMaxDecays = 64;
+    if (decays_.size() == kMaxDecays) {
       ChangeAll();
     } else {
       decays_.push_back(factor);
@@ -339,12 +339,12 @@ std::vector<int64_t> RowStore::KeysToEvict(int64_t incoming,
   const auto leaving = static_cast<size_t>(std::max(needed, options_.capacity / 64));
   std::vector<Candidate> candidates;
   candidates.reserve(std::min(2 * leaving, static_cast<size_t>(size())));
-  double most_value = std::numeric_limits<double>::infinity();
+  double max_value = std::numeric_limits<double>::infinity();
   const auto keep_the_best = [&] {
     if (candidates.size() <= leaving) return;
     const auto last = candidates.begin() + static_cast<int64_t>(leaving) - 1;
     std::nth_element(candidates.begin(), last, candidates.end());
-    most_value = last->value;
+    max_value = last->value;
     candidates.resize(leaving);
   };
   for (const RowShard& shard : shards_) {
@@ -352,7 +352,7 @@ std::vector<int64_t> RowStore::KeysToEvict(int64_t incoming,
       if (entry.index == HashIndex::kEmpty) continue;
       const double value =
           is_lru() ? static_cast<double>(shard.last_used[entry.index]) : entry.count;
-      if (value > most_value || std::binary_search(pinned.begin(), pinned.end(), entry.key)) {
+      if (value > max_value || std::binary_search(pinned.begin(), pinned.end(), entry.key)) {
         continue;
       }
       candidates.push_back({value, entry.count, HashKey(entry.key), entry.key});
@@ -406,10 +406,10 @@ std::vector<int64_t> RowStore::Keys() const {
 }
 
 int64_t RowStore::KeysAtOnce() const {
-  return spilled_ == nullptr ? size() : std::max<int64_t>(1, spilled_->most_rows() / 4);
+  return spilled_ == nullptr ? size() : std::max<int64_t>(1, spilled_->max_rows() / 4);
 }
 
-Status RowStore::BringIn(const int64_t* keys, int64_t n, bool reads, const std::string& who,
+Status RowStore::LoadRow(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                          const Parallel& parallel) {
   if (spilled_ == nullptr) return OkStatus();
   constexpr int64_t kAhead = 16;
@@ -432,11 +432,11 @@ Status RowStore::BringIn(const int64_t* keys, int64_t n, bool reads, const std::
     of_shard.erase(std::unique(of_shard.begin(), of_shard.end()), of_shard.end());
     needed += static_cast<int64_t>(of_shard.size());
   }
-  if (needed > spilled_->most_rows()) {
+  if (needed > spilled_->max_rows()) {
     return ResourceExhausted(
         who + " " + std::to_string(needed) + " rows of table '" + options_.name +
         "' at once; its memory, " + std::to_string(options_.memory) + " bytes, holds " +
-        std::to_string(spilled_->most_rows()) + ": raise it or make the batches smaller");
+        std::to_string(spilled_->max_rows()) + ": raise it or make the batches smaller");
   }
   return spilled_->Load(missing, /*must_fit=*/!reads, parallel);
 }

@@ -168,30 +168,30 @@ class RowStore {
   // Returns whether a key has a row, in memory or on disk.
   bool Has(int64_t key) const { return shards_[ShardOf(key)].index.Find(key) != nullptr; }
 
-  // Null unless rows spill to disk. Note: rows on disk must be loaded with BringIn before the
+  // Null unless rows spill to disk. Note: rows on disk must be loaded with LoadRow before the
   // functions below find them.
   SpilledRows* spilled() { return spilled_.get(); }
   const SpilledRows* spilled() const { return spilled_.get(); }
   // Loads the existing rows of the keys [n] into memory. They stay there until the next call of
-  // BringIn or the next lookup. Keys may repeat or have no row. Does nothing if the table does not
+  // LoadRow or the next lookup. Keys may repeat or have no row. Does nothing if the table does not
   // spill.
   //
   //   reads  Whether the caller only reads the rows. A full disk is not an error then.
   //   who    Starts the error message, for example "a batch needs".
   //
   // Returns the errors of SpilledRows::Load, and ResourceExhausted if the rows exceed the memory.
-  Status BringIn(const int64_t* keys, int64_t n, bool reads, const std::string& who,
+  Status LoadRow(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                  const Parallel& parallel);
   // Divides the keys [n] into ranges, so that the rows of a range fit in memory. For each range, it
-  // loads the rows with BringIn and then calls fn(begin, end). There is one range unless rows
-  // spill. Returns the errors of BringIn, after which fn is not called for the remaining ranges.
+  // loads the rows with LoadRow and then calls fn(begin, end). There is one range unless rows
+  // spill. Returns the errors of LoadRow, after which fn is not called for the remaining ranges.
   template <class Fn>
   Status ForPartsInMemory(const int64_t* keys, int64_t n, bool reads, const std::string& who,
                           const Parallel& parallel, const Fn& fn) {
     const int64_t at_once = spilled_ == nullptr ? std::max<int64_t>(n, 1) : KeysAtOnce();
     for (int64_t begin = 0; begin < n; begin += at_once) {
       const int64_t end = std::min(n, begin + at_once);
-      const Status status = BringIn(keys + begin, end - begin, reads, who, parallel);
+      const Status status = LoadRow(keys + begin, end - begin, reads, who, parallel);
       if (!status.ok()) return status;
       fn(begin, end);
     }
@@ -206,7 +206,7 @@ class RowStore {
     if (tracks_changes_) shards_[shard].changed[index] = 1;
   }
   // Returns whether callers must call Change. Otherwise it has no effect.
-  bool hears_of_changes() const { return spilled_ != nullptr || tracks_changes_; }
+  bool tracks_changes() const { return spilled_ != nullptr || tracks_changes_; }
 
   // Returns the row of a key as it is stored (see scale()), or nullptr if it is absent or on disk.
   StoredRow* Find(int64_t key) const {

@@ -24,12 +24,12 @@ Status SpilledRows::WriteChanged(int shard) {
       // Reserve one block at a time, so that the rows to write are not all buffered in memory.
       room = spill.log.RowsOfBlock() - 1;
       const Status status = spill.log.Reserve(spill.log.RowsOfBlock());
-      if (!status.ok()) return OfTable(status);
+      if (!status.ok()) return ForTable(status);
     }
     spill.home[index] = spill.log.Append(spill.key_of[index], table.arena.Row(index));
     ++spill.rows_written;
   }
-  return OfTable(spill.log.Flush());
+  return ForTable(spill.log.Flush());
 }
 
 Status SpilledRows::Seal(const Parallel& parallel, SealedRows* sealed) {
@@ -40,7 +40,7 @@ Status SpilledRows::Seal(const Parallel& parallel, SealedRows* sealed) {
   }
   std::vector<int32_t> numbers;
   const Status status = files_->Seal(&sealed->files, &numbers);
-  if (!status.ok()) return OfTable(status);
+  if (!status.ok()) return ForTable(status);
   sealed->pages_of_block = files_->block_bytes() / layout_.bytes;
   sealed->rows_of_block = shards_[0].log.RowsOfBlock();
   std::vector<std::vector<int64_t>> at(kNumShards);  // By block of a log: its number in `sealed`.

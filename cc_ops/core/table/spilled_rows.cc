@@ -13,14 +13,14 @@ namespace slipstream {
 namespace {
 
 // Size of the blocks of a log: large writes, but a small part of the memory.
-constexpr int64_t kMostBlockBytes = 256 << 10, kBlocksOfMemory = 16;
+constexpr int64_t kMaxBlockBytes = 256 << 10, kBlocksOfMemory = 16;
 // Pages that are read ahead take at most 1 / kPartAhead of the memory limit, but at least 1 MiB is
 // allowed.
-constexpr int64_t kPartAhead = 8, kLeastAhead = 1 << 20;
+constexpr int64_t kPartAhead = 8, kMinAhead = 1 << 20;
 // Candidates per evicted row, and the number of rows that are evicted at once.
-constexpr int64_t kCandidates = 8, kMostLeaving = 256, kPartLeaving = 64;
+constexpr int64_t kCandidates = 8, kMaxLeaving = 256, kPartLeaving = 64;
 // Maximum number of blocks per shard and step if compaction has to catch up.
-constexpr int kMostCompacted = 8;
+constexpr int kMaxCompacted = 8;
 }  // namespace
 
 Status SpilledRows::Make(const std::string& table, int64_t memory, const std::string& folder,
@@ -28,7 +28,7 @@ Status SpilledRows::Make(const std::string& table, int64_t memory, const std::st
                          std::unique_ptr<SpilledRows>* spilled) {
   const PageLayout layout(row_bytes);
   const int64_t of_block =
-      std::min(kMostBlockBytes, memory / (kNumShards * kBlocksOfMemory)) / layout.bytes;
+      std::min(kMaxBlockBytes, memory / (kNumShards * kBlocksOfMemory)) / layout.bytes;
   const int64_t pages = std::max<int64_t>(1, of_block);
   std::unique_ptr<SpillFiles> files;
   const Status status = SpillFiles::Open(folder, pages * layout.bytes, &files);
@@ -43,11 +43,11 @@ SpilledRows::SpilledRows(std::string table, int64_t memory, int64_t row_bytes, b
                          std::unique_ptr<SpillFiles> files)
     : table_(std::move(table)),
       layout_(row_bytes),
-      most_rows_(std::max<int64_t>(memory / row_bytes, kNumShards)),
+      max_rows_(std::max<int64_t>(memory / row_bytes, kNumShards)),
       tracks_use_(tracks_use),
       rows_(shards),
       files_(std::move(files)),
-      reads_(std::max(kLeastAhead, memory / kPartAhead)) {
+      reads_(std::max(kMinAhead, memory / kPartAhead)) {
   shards_.reserve(kNumShards);
   for (int s = 0; s < kNumShards; ++s) {
     shards_.emplace_back(RowLog(&layout_, block_pages, files_.get()));
@@ -118,7 +118,7 @@ void SpilledRows::Clear() {
   ++evictions_;
 }
 
-Status SpilledRows::OfTable(const Status& status) const {
+Status SpilledRows::ForTable(const Status& status) const {
   if (status.ok()) return status;
   return Status(status.code(), "table '" + table_ + "': " + status.message());
 }
@@ -126,11 +126,11 @@ Status SpilledRows::OfTable(const Status& status) const {
 Status SpilledRows::CheckPage(const Transfer& transfer, uint32_t number) const {
   const std::string what = "a page of rows in '" + files_->folder() + "' ";
   if (transfer.error != 0) {
-    return OfTable(DataLoss(what + "cannot be read: " + transfer.ErrorText() +
-                            ". Restore the last checkpoint"));
+    return ForTable(DataLoss(what + "cannot be read: " + transfer.ErrorText() +
+                             ". Restore the last checkpoint"));
   }
   if (layout_.IsWhole(transfer.bytes, number)) return OkStatus();
-  return OfTable(DataLoss(what + "is not what was written there. Restore the last checkpoint"));
+  return ForTable(DataLoss(what + "is not what was written there. Restore the last checkpoint"));
 }
 
 double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const {
@@ -139,7 +139,7 @@ double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint
   const double age = clock_ - spill.used[index];
   const int64_t read = std::max<int64_t>(1, spill.rows_read);
   const double turns =
-      age * static_cast<double>(read) / clock_ / static_cast<double>(most_rows_) * kNumShards;
+      age * static_cast<double>(read) / clock_ / static_cast<double>(max_rows_) * kNumShards;
   return shard.index.Find(spill.key_of[index])->count * std::exp2(-turns);
 }
 
@@ -191,7 +191,7 @@ Status SpilledRows::Evict(int shard, int64_t rows) {
   spill.rows_written += changed;
   spill.in_memory -= static_cast<int64_t>(leaving.size());
   if (!leaving.empty()) ++evictions_;
-  return OfTable(status);
+  return ForTable(status);
 }
 
 void SpilledRows::ChooseCompaction() {
@@ -235,7 +235,7 @@ void SpilledRows::ChooseCompaction() {
 
 Status SpilledRows::Compact(int shard) {
   ShardSpill& spill = shards_[shard];
-  for (int block = 0; block < (is_behind_ ? kMostCompacted : 1); ++block) {
+  for (int block = 0; block < (is_behind_ ? kMaxCompacted : 1); ++block) {
     const Status status = EndCompaction(shard, /*waits=*/is_behind_);
     if (!status.ok()) return status;
     while (!spill.log.is_compacting() && !spill.to_compact.empty()) {
@@ -267,15 +267,15 @@ Status SpilledRows::EndCompaction(int shard, bool waits) {
         }
         spill.log.Drop(position);
       });
-  return OfTable(status);
+  return ForTable(status);
 }
 
 Status SpilledRows::MakeRoom(int shard, int64_t incoming) {
   ShardSpill& spill = shards_[shard];
-  const int64_t most = (most_rows_ + kNumShards - 1) / kNumShards;
-  const int64_t excess = spill.in_memory + incoming - most;
+  const int64_t maximum = (max_rows_ + kNumShards - 1) / kNumShards;
+  const int64_t excess = spill.in_memory + incoming - maximum;
   if (excess <= 0) return OkStatus();
-  return Evict(shard, std::max(excess, std::min(kMostLeaving, most / kPartLeaving)));
+  return Evict(shard, std::max(excess, std::min(kMaxLeaving, maximum / kPartLeaving)));
 }
 
 void SpilledRows::SetLastUsed(ShardSpill* spill, uint32_t position, int64_t time) const {
@@ -303,8 +303,8 @@ void SpilledRows::PutInMemory(int shard, int64_t key, uint32_t position, const c
 Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
                          const Parallel& parallel) {
   struct FromPages {
-    std::vector<Coming> rows;   // In the order of their pages.
-    std::vector<PageId> pages;  // Pages of `rows`, without repeats.
+    std::vector<IncomingRow> rows;  // In the order of their pages.
+    std::vector<PageId> pages;      // Pages of `rows`, without repeats.
     // Per page: where it was read ahead. A page without a batch still has to be read.
     std::vector<PageAhead> ahead;
   };
@@ -328,8 +328,8 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
         }
       }
       std::sort(of_shard.rows.begin(), of_shard.rows.end(),
-                [](const Coming& a, const Coming& b) { return a.position < b.position; });
-      for (const Coming& coming : of_shard.rows) {
+                [](const IncomingRow& a, const IncomingRow& b) { return a.position < b.position; });
+      for (const IncomingRow& coming : of_shard.rows) {
         const uint32_t page = spill.log.PageOf(coming.position);
         if (!of_shard.pages.empty() && of_shard.pages.back().page == page) continue;
         of_shard.pages.push_back({s, page, spill.log.VersionOf(page)});
@@ -388,7 +388,7 @@ Status SpilledRows::Load(const std::vector<std::vector<int64_t>>& keys, bool mus
   return OkStatus();
 }
 
-void SpilledRows::Announce(const int64_t* keys, int64_t n) {
+void SpilledRows::PrefetchRows(const int64_t* keys, int64_t n) {
   std::vector<PageId> pages;
   for (int64_t i = 0; i < n; ++i) {
     constexpr int64_t kAhead = 16;

@@ -47,7 +47,7 @@ struct SpillStatistics {
   int64_t disk_bytes = 0;    // Size of the files.
   int64_t rows_read = 0;     // Rows read since the table was created.
   int64_t rows_written = 0;  // Rows written, including by compaction.
-  int64_t reads_ahead = 0;   // Rows in `rows_read` that Announce requested.
+  int64_t reads_ahead = 0;   // Rows in `rows_read` that PrefetchRows requested.
 };
 
 // All rows of a table at one time, in files on disk.
@@ -62,8 +62,8 @@ struct SealedRows {
   std::vector<int64_t> last_used;  // Per row of each block; empty if the table does not track use.
 };
 
-// Callers hold the mutex of the table exclusively, except for Announce. Functions with a `shard`
-// argument may run concurrently for different shards.
+// Callers hold the mutex of the table exclusively, except for PrefetchRows. Functions with a
+// `shard` argument may run concurrently for different shards.
 class SpilledRows {
  public:
   // Opens files in `folder`. memory: maximum bytes of rows in memory. row_bytes: bytes of a row in
@@ -74,7 +74,7 @@ class SpilledRows {
 
   // Maximum number of rows in memory. It may be exceeded if the rows of a batch are distributed
   // unevenly over the shards.
-  int64_t most_rows() const { return most_rows_; }
+  int64_t max_rows() const { return max_rows_; }
   // Changes when rows are evicted from memory.
   int64_t evictions() const { return evictions_; }
   int64_t bytes() const;
@@ -119,7 +119,7 @@ class SpilledRows {
   Status Shrink(const Parallel& parallel) { return Load({}, true, parallel); }
   // Starts reading the rows of keys, so that a later Load finds them sooner. The keys may be absent
   // or in memory. The caller holds the mutex of the table shared.
-  void Announce(const int64_t* keys, int64_t n);
+  void PrefetchRows(const int64_t* keys, int64_t n);
 
   // Writes all rows that differ from disk and stores the positions of all rows in `sealed`. Rows in
   // memory stay there. Returns the errors of Load.
@@ -148,7 +148,7 @@ class SpilledRows {
     int64_t rows_read = 0, rows_written = 0, reads_ahead = 0;
   };
   // A row to be loaded.
-  struct Coming {
+  struct IncomingRow {
     int64_t key;
     uint32_t position;
   };
@@ -158,7 +158,7 @@ class SpilledRows {
               std::unique_ptr<SpillFiles> files);
 
   // Adds the name of the table to an error of the spill files.
-  Status OfTable(const Status& status) const;
+  Status ForTable(const Status& status) const;
   // Returns DataLoss unless a page was read as it was written.
   Status CheckPage(const Transfer& transfer, uint32_t number) const;
   // Value of a row in memory. Rows with low values are evicted first.
@@ -183,7 +183,7 @@ class SpilledRows {
 
   const std::string table_;
   const PageLayout layout_;
-  const int64_t most_rows_;
+  const int64_t max_rows_;
   const bool tracks_use_;
   std::vector<RowShard>* const rows_;
   std::unique_ptr<SpillFiles> files_;

@@ -32,7 +32,7 @@ namespace {
 constexpr int64_t kDim = 2, kKeys = 3000, kCapacity = 500, kBatch = 64;
 constexpr float kRate = 1.f;
 // Largest integer up to which a float counts exactly.
-constexpr int64_t kMostExact = 1 << 24;
+constexpr int64_t kMaxExact = 1 << 24;
 
 std::unique_ptr<EmbeddingTable> MakeTable(const char* name, int64_t capacity,
                                           TableOptions::Eviction eviction) {
@@ -313,11 +313,11 @@ TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
   start([this] { Pull(); });
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(seconds == nullptr ? 5 : std::atoll(seconds));
-  int64_t most = 0;
-  while (!is_over_ && most < kMostExact / 2 && std::chrono::steady_clock::now() < end) {
+  int64_t maximum = 0;
+  while (!is_over_ && maximum < kMaxExact / 2 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    most = 0;
-    for (const auto& count : ledger_.begun) most = std::max<int64_t>(most, count);
+    maximum = 0;
+    for (const auto& count : ledger_.begun) maximum = std::max<int64_t>(maximum, count);
   }
   is_over_ = true;
   for (std::thread& thread : threads) thread.join();

@@ -77,9 +77,9 @@ class Bytes {
         return static_cast<int64_t>(Word());
     }
   }
-  // Returns up to `most` keys.
-  std::vector<int64_t> Keys(int64_t most) {
-    std::vector<int64_t> keys(static_cast<size_t>(Below(most + 1)));
+  // Returns up to `maximum` keys.
+  std::vector<int64_t> Keys(int64_t maximum) {
+    std::vector<int64_t> keys(static_cast<size_t>(Below(maximum + 1)));
     for (int64_t& key : keys) key = Key();
     return keys;
   }
@@ -204,7 +204,7 @@ inline Difference FuzzHotKeySketch(Bytes bytes) {
   AccessSketch sketch;
   sketch.log2_width = 1 + bytes.Byte() % 6;
   const size_t n = static_cast<size_t>(sketch.NumCounters());
-  std::vector<int64_t> counters(n), owners(n, HotKeySketch::kNobody), expected(owners);
+  std::vector<int64_t> counters(n), owners(n, HotKeySketch::kNoOwner), expected(owners);
   std::vector<uint64_t> challenges(n);
   sketch.counters = counters.data();
   const HotKeySketch hot = {sketch, owners.data(), challenges.data()};
@@ -221,7 +221,7 @@ inline Difference FuzzHotKeySketch(Bytes bytes) {
       std::unordered_map<int64_t, int64_t> winners;
       for (int64_t key : keys) {
         accesses[key] += unit;
-        if (key == HotKeySketch::kNobody) continue;
+        if (key == HotKeySketch::kNoOwner) continue;
         for (int row = 0; row < AccessSketch::kRows; ++row) {
           const int64_t counter = sketch.Counter(row, key) - sketch.counters;
           const auto [winner, is_new] = winners.emplace(counter, key);

@@ -104,22 +104,22 @@ class TableFuzzer {
       return options_.eviction == TableOptions::Eviction::kLru ? static_cast<double>(row.last_used)
                                                                : row.count;
     };
-    double most_gone = -1, least_there = std::numeric_limits<double>::infinity();
+    double max_removed = -1, min_present = std::numeric_limits<double>::infinity();
     for (auto known = model_.begin(); known != model_.end();) {
       if (table_->rows().Find(known->first) == nullptr) {
         SLIPSTREAM_AGREE(wanted.count(known->first) == 0);
-        most_gone = std::max(most_gone, value(known->second));
+        max_removed = std::max(max_removed, value(known->second));
         known = model_.erase(known);
         --evicted;
       } else {
         if (wanted.count(known->first) == 0) {
-          least_there = std::min(least_there, value(known->second));
+          min_present = std::min(min_present, value(known->second));
         }
         ++known;
       }
     }
     SLIPSTREAM_AGREE(evicted == 0);
-    SLIPSTREAM_AGREE(most_gone <= least_there);
+    SLIPSTREAM_AGREE(max_removed <= min_present);
     return "";
   }
 

@@ -53,7 +53,7 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
   for (int64_t s = 0; s < kNumShards; ++s) {
     const size_t ranks = table->updates().shard(s)->deferred.size();
     imported[s].assign(ranks, DeferredGradients(table->dim()));
-    last_age[s].assign(ranks, contents.kMostAge);
+    last_age[s].assign(ranks, contents.kMaxAge);
   }
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = contents.keys[i], rank = contents.ranks[i], age = contents.ages[i];

@@ -119,7 +119,7 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys
   const bool is_narrow = !table.rows().layout().is_floats();
   const bool is_apart = policy.mode == UpdatePolicy::Mode::kDefer || policy.ranks > 1;
   const bool is_in_order = is_plain || !(is_narrow || (by_policy && is_apart));
-  if (table.rows().hears_of_changes() && !update.is_stale && is_in_order) ChangeRows(update);
+  if (table.rows().tracks_changes() && !update.is_stale && is_in_order) ChangeRows(update);
   if (update.is_stale && !by_policy) {
     UpdateStaleRows(update, next, &scratch->row);
   } else if (is_plain && is_narrow) {
@@ -141,7 +141,7 @@ void SweepBuckets(const LookupPlan& plan, CellRange buckets,
     if (!IsSwept(*plan.tables[t])) continue;
     ShardSweep sweep(plan.tables[t], b % kNumShards, scratch);
     const CellRange keys = KeysOf(plan, b);
-    for (int64_t u = keys.begin; u < keys.end; ++u) sweep.LeaveOut(plan.unique_key[u]);
+    for (int64_t u = keys.begin; u < keys.end; ++u) sweep.Exclude(plan.unique_key[u]);
     sweep.UpdateOthers(updates[t].rates);
   }
 }
@@ -176,7 +176,7 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   if (!status.ok()) return status;
   const ExclusiveTableLocks locks(plan.tables);
   try {
-    status = BringInForUpdate(plan, /*with_due=*/true, parallel);
+    status = LoadForUpdate(plan, /*with_due=*/true, parallel);
     if (!status.ok()) return status;
     // Allocate everything first, so that either all rows or none are updated.
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));

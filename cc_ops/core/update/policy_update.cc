@@ -315,11 +315,11 @@ void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const Deferr
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
   EmbeddingTable* table = plan.tables[static_cast<size_t>(bucket / kNumShards)];
   const DeferralRule rule = RuleOf(table->updates().policy(), table->updates().step() + 1);
-  int64_t most = plan.unique_count[static_cast<size_t>(bucket)];
+  int64_t maximum = plan.unique_count[static_cast<size_t>(bucket)];
   for (const DeferredGradients& deferred : table->updates().shard(bucket % kNumShards)->deferred) {
-    ForEachExpired(&rule, deferred, [&](int64_t) { ++most; });
+    ForEachExpired(&rule, deferred, [&](int64_t) { ++maximum; });
   }
-  return most;
+  return maximum;
 }
 
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected) {
@@ -329,7 +329,7 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
   }
 }
 
-Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel) {
+Status LoadForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel) {
   for (size_t t = 0; t < plan.tables.size(); ++t) {
     EmbeddingTable* const table = plan.tables[t];
     if (table->rows().spilled() == nullptr) continue;
@@ -346,7 +346,7 @@ Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& p
       keys.insert(keys.end(), plan.unique_key.begin() + of_plan.begin,
                   plan.unique_key.begin() + of_plan.end);
     }
-    const Status status = table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+    const Status status = table->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
                                                 /*reads=*/false, "an update needs", parallel);
     if (!status.ok()) return status;
   }
@@ -377,7 +377,7 @@ Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
         }
       }
       const Status status =
-          table->rows().BringIn(keys.data(), static_cast<int64_t>(keys.size()),
+          table->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
                                 /*reads=*/false, "deferred gradients are of", parallel);
       if (!status.ok()) return status;
     }

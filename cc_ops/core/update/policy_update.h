@@ -63,7 +63,7 @@ void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const Deferr
 // Loads rows of tables that spill which the update of the plan needs: rows that left memory after
 // the lookup and, if `with_due`, rows whose deferred gradients are due. The caller holds the
 // mutexes.
-Status BringInForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel);
+Status LoadForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel);
 
 // Returns the maximum number of rows that UpdateBucketByPolicy collects for a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
@@ -78,7 +78,7 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 // an update nor a learning rate.
 //
 // The caller holds the mutex of the table exclusively. Throws std::bad_alloc (strong exception
-// guarantee unless the table spills). Returns the errors of RowStore::BringIn. If a table that
+// guarantee unless the table spills). Returns the errors of RowStore::LoadRow. If a table that
 // spills fails, a part of its gradients may have been applied.
 Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 

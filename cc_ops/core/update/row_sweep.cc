@@ -5,18 +5,18 @@
 namespace slipstream {
 
 SweepScratch::SweepScratch(const std::vector<EmbeddingTable*>& tables) {
-  int64_t widest = 0, most_floats = 0, most_rows = 0;
+  int64_t widest = 0, max_floats = 0, max_rows = 0;
   for (const EmbeddingTable* table : tables) {
     if (!IsSwept(*table)) continue;
     widest = std::max(widest, table->dim());
-    most_floats = std::max(most_floats, table->rows().layout().floats());
+    max_floats = std::max(max_floats, table->rows().layout().floats());
     for (int64_t s = 0; s < kNumShards; ++s) {
-      most_rows = std::max<int64_t>(most_rows, table->rows().shard(s)->arena.end());
+      max_rows = std::max<int64_t>(max_rows, table->rows().shard(s)->arena.end());
     }
   }
   gradient.resize(static_cast<size_t>(widest));
-  copy.resize(static_cast<size_t>(most_floats));
-  is_done.reserve(static_cast<size_t>(most_rows));
+  copy.resize(static_cast<size_t>(max_floats));
+  is_done.reserve(static_cast<size_t>(max_rows));
 }
 
 ShardSweep::ShardSweep(EmbeddingTable* table, int64_t shard, SweepScratch* scratch)
@@ -24,7 +24,7 @@ ShardSweep::ShardSweep(EmbeddingTable* table, int64_t shard, SweepScratch* scrat
   scratch_->is_done.assign(shard_->arena.end(), false);
 }
 
-void ShardSweep::LeaveOut(int64_t key) {
+void ShardSweep::Exclude(int64_t key) {
   const HashIndex::Entry* const entry = shard_->index.Find(key);
   if (entry != nullptr) scratch_->is_done[entry->index] = true;
 }

@@ -25,13 +25,13 @@ struct SweepScratch {
   std::vector<bool> is_done;  // By the index of a row in its shard.
 };
 
-// Sweeps one shard: construct the object, call LeaveOut for each key of the batch in the shard,
+// Sweeps one shard: construct the object, call Exclude for each key of the batch in the shard,
 // then UpdateOthers. Allocates no memory.
 class ShardSweep {
  public:
   ShardSweep(EmbeddingTable* table, int64_t shard, SweepScratch* scratch);
   // Excludes the row of a key, which was updated with the batch.
-  void LeaveOut(int64_t key);
+  void Exclude(int64_t key);
   // Updates all rows that were not excluded.
   void UpdateOthers(StepRates rates);
 

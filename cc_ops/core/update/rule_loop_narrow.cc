@@ -6,7 +6,7 @@ namespace slipstream {
 namespace {
 
 // The slots of a rule are at most this factor times the dimension, and two more.
-constexpr int64_t kMostSlotsOfDim = 2, kMoreSlots = 2;
+constexpr int64_t kMaxSlotsOfDim = 2, kMoreSlots = 2;
 
 // summed: [dim]. row: [dim + slots]. Both are overwritten.
 template <class Rule>
@@ -44,7 +44,7 @@ template <class Rule, class Dim>
 SLIPSTREAM_SIMD_CLONES void UpdateNarrowBy(Rule rule, Dim dim, const BucketUpdate& update,
                                            int64_t next, RowScratch* scratch) {
   LocalFloats<Dim, 1> summed(&scratch->sum);
-  LocalFloats<Dim, 1 + kMostSlotsOfDim, kMoreSlots> row(&scratch->copy);
+  LocalFloats<Dim, 1 + kMaxSlotsOfDim, kMoreSlots> row(&scratch->copy);
   UpdateNarrow(update, rule, next, dim, summed.data(), row.data());
 }
 

@@ -16,7 +16,7 @@
 namespace slipstream {
 namespace {
 
-TableOptions Options(const std::string& rule, int64_t dim, int64_t most_rows) {
+TableOptions Options(const std::string& rule, int64_t dim, int64_t max_rows) {
   TableOptions options;
   options.name = "t";
   options.dim = dim;
@@ -25,8 +25,8 @@ TableOptions Options(const std::string& rule, int64_t dim, int64_t most_rows) {
   options.initializer.a = -1.f;
   options.initializer.b = 1.f;
   options.initializer.seed = 3;
-  if (most_rows > 0) {
-    options.memory = most_rows * options.layout().bytes();
+  if (max_rows > 0) {
+    options.memory = max_rows * options.layout().bytes();
     options.spill = testing::TempDir();
   }
   return options;
@@ -35,9 +35,9 @@ TableOptions Options(const std::string& rule, int64_t dim, int64_t most_rows) {
 // Runs the same steps on a table that spills and on a table in memory.
 class Pair {
  public:
-  Pair(TableOptions options, int64_t most_rows) {
+  Pair(TableOptions options, int64_t max_rows) {
     memory = std::make_unique<Training>(options);
-    options.memory = most_rows * options.layout().bytes();
+    options.memory = max_rows * options.layout().bytes();
     options.spill = testing::TempDir();
     spilled = std::make_unique<Training>(options, 3);
     EXPECT_TRUE(spilled->table->Open().ok());
@@ -83,11 +83,11 @@ class Pair {
   std::unique_ptr<Training> memory, spilled;
 };
 
-std::vector<int64_t> DrawKeys(std::mt19937_64* random, int n, int64_t most) {
+std::vector<int64_t> DrawKeys(std::mt19937_64* random, int n, int64_t maximum) {
   std::vector<int64_t> keys;
   for (int i = 0; i < n; ++i) {
     // A part of the keys is hot.
-    const int64_t range = (*random)() % 3 == 0 ? most : most / 20 + 1;
+    const int64_t range = (*random)() % 3 == 0 ? maximum : maximum / 20 + 1;
     keys.push_back(static_cast<int64_t>((*random)() % range) * 977);
   }
   return keys;
@@ -108,26 +108,26 @@ std::vector<int64_t> Distinct(std::vector<int64_t> keys) {
 }
 
 TEST(SpilledTraining, IsThatOfATableInMemory) {
-  for (const int64_t most_rows : {100, 300, 5000}) {
+  for (const int64_t max_rows : {100, 300, 5000}) {
     for (const char* rule : {"sgd", "adagrad", "adam"}) {
       for (const int64_t dim : {3, 32, 600}) {
-        std::mt19937_64 random(static_cast<uint64_t>(most_rows * dim));
-        Pair pair(Options(rule, dim, 0), most_rows);
+        std::mt19937_64 random(static_cast<uint64_t>(max_rows * dim));
+        Pair pair(Options(rule, dim, 0), max_rows);
         for (int step = 0; step < 60; ++step) {
           const std::vector<int64_t> keys = DrawKeys(&random, 80, 2000);
           if (step % 3 == 0) {
-            pair.spilled->table->rows().spilled()->Announce(keys.data(), 80);
+            pair.spilled->table->rows().spilled()->PrefetchRows(keys.data(), 80);
           }
           pair.Step(keys, DrawGradients(&random, keys.size()));
         }
         pair.ExpectSame();
         const SpillStatistics found = pair.spilled->table->rows().spilled()->statistics();
-        EXPECT_LE(found.rows_in_memory, most_rows + 200);
-        if (most_rows < 1000) {
+        EXPECT_LE(found.rows_in_memory, max_rows + 200);
+        if (max_rows < 1000) {
           EXPECT_GT(found.rows_on_disk, 0);
         }
         // Small rows may all be in pages that are not full yet.
-        if (most_rows < 1000 && dim > 3) {
+        if (max_rows < 1000 && dim > 3) {
           EXPECT_GT(found.rows_read, 0);
         }
       }
@@ -199,18 +199,18 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
           pair.Both([&](Training* training) {
             RowStore& store = training->table->rows();
             std::vector<float> rows(values), drift(distinct.size());
-            std::unique_ptr<bool[]> is_there(new bool[distinct.size()]);
+            std::unique_ptr<bool[]> is_present(new bool[distinct.size()]);
             const Status status = store.ForPartsInMemory(
                 distinct.data(), n, /*reads=*/true, "to be measured are", Parallel(),
                 [&](int64_t begin, int64_t end) {
                   const int64_t first = begin * options.dim;
                   MeasureRows(*training->table, distinct.data() + begin, snapshot.data() + first,
                               end - begin, DriftMetric::kLinf, Parallel(), rows.data() + first,
-                              is_there.get() + begin, drift.data() + begin);
+                              is_present.get() + begin, drift.data() + begin);
                 });
             EXPECT_TRUE(status.ok()) << status.message();
             rows.insert(rows.end(), drift.begin(), drift.end());
-            for (int64_t i = 0; i < n; ++i) rows.push_back(is_there[i] ? 1.f : 0.f);
+            for (int64_t i = 0; i < n; ++i) rows.push_back(is_present[i] ? 1.f : 0.f);
             found.push_back(rows);
           });
           EXPECT_EQ(found[0], found[1]);
@@ -224,7 +224,8 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
           break;
         }
         default:
-          if (random() % 2 == 0) pair.spilled->table->rows().spilled()->Announce(keys.data(), 50);
+          if (random() % 2 == 0)
+            pair.spilled->table->rows().spilled()->PrefetchRows(keys.data(), 50);
           pair.Step(keys, DrawGradients(&random, keys.size()));
       }
     }
@@ -269,19 +270,19 @@ TEST(SpilledTraining, TheDiskIsBounded) {
   Training training(options);
   ASSERT_TRUE(training.table->Open().ok());
   std::mt19937_64 random(1);
-  int64_t most = 0;
+  int64_t maximum = 0;
   for (int step = 0; step < 1500; ++step) {
     std::vector<int64_t> keys;
     for (int i = 0; i < 100; ++i) keys.push_back(static_cast<int64_t>(random() % rows));
     training.Step(keys, DrawGradients(&random, keys.size()));
-    most = std::max(most, training.table->rows().spilled()->statistics().disk_bytes);
+    maximum = std::max(maximum, training.table->rows().spilled()->statistics().disk_bytes);
   }
   const SpillStatistics found = training.table->rows().spilled()->statistics();
   EXPECT_GT(found.rows_written, 20 * rows);
   // Four thirds of the rows, and a few blocks of each shard.
   const int64_t page = PageLayout(options.layout().bytes()).bytes;
   const int64_t pages = rows / PageLayout(options.layout().bytes()).rows * 4 / 3;
-  EXPECT_LE(most, (pages + 8 * kNumShards) * page);
+  EXPECT_LE(maximum, (pages + 8 * kNumShards) * page);
 }
 
 TEST(SpilledTraining, WhatDoesNotFitIsRefused) {

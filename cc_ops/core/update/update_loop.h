@@ -213,14 +213,14 @@ inline void SumUsesOf(RankShare share, const LookupPlan& plan,
 // Scratch memory for the update of a row, sized for the widest of multiple tables.
 struct RowScratch {
   explicit RowScratch(const std::vector<EmbeddingTable*>& tables) {
-    size_t widest = 0, most_floats = 0;
+    size_t widest = 0, max_floats = 0;
     for (const EmbeddingTable* table : tables) {
       const RowLayout& layout = table->rows().layout();
       widest = std::max(widest, static_cast<size_t>(layout.dim));
-      most_floats = std::max(most_floats, static_cast<size_t>(layout.floats()));
+      max_floats = std::max(max_floats, static_cast<size_t>(layout.floats()));
     }
     sum.resize(widest);
-    copy.resize(most_floats);
+    copy.resize(max_floats);
   }
   std::vector<float> sum;   // Sum of a key's gradients.
   std::vector<float> copy;  // A row and its slots.

@@ -121,12 +121,12 @@ class TakeDueGpuKernel : public CountedGpuKernel {
     ++rule.step;
     launch->is_shadow = resource->is_shadow && !rule.flushes;
     launch->defers = rule.defers;
-    const int64_t most = rows.n + buffers.capacity;
+    const int64_t maximum = rows.n + buffers.capacity;
     TF_RETURN_IF_ERROR(AllocateStep(context, rows.n, buffers.capacity, &launch->workspace));
     TensorShape due_rows;
-    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape({most, resource->dim}, &due_rows));
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape({maximum, resource->dim}, &due_rows));
     TF_RETURN_IF_ERROR(
-        context->allocate_temp(tensorflow::DT_INT64, TensorShape({most}), &launch->due_keys));
+        context->allocate_temp(tensorflow::DT_INT64, TensorShape({maximum}), &launch->due_keys));
     TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, due_rows, &launch->due_sums));
     TF_RETURN_IF_ERROR(AllocateCounts(context, sizeof(StepCounts) / sizeof(int64_t), launch));
     TF_RETURN_IF_ERROR(

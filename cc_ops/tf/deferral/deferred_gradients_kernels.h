@@ -158,11 +158,11 @@ absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capaci
 
 // Reads a scalar input and checks that it is in [least, most].
 inline absl::Status ReadFrom(tensorflow::OpKernelContext* context, int input, const char* name,
-                             int64_t least, int64_t most, int64_t* value) {
+                             int64_t minimum, int64_t maximum, int64_t* value) {
   TF_RETURN_IF_ERROR(ReadScalar(context, input, name, value));
-  if (*value >= least && *value <= most) return absl::OkStatus();
+  if (*value >= minimum && *value <= maximum) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", *value, "; allowed: ", least, " to ", most));
+      absl::StrCat(name, " is ", *value, "; allowed: ", minimum, " to ", maximum));
 }
 
 template <class Device>

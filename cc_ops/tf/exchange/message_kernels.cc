@@ -19,14 +19,14 @@ namespace {
 
 namespace tf = tensorflow;
 
-constexpr int64_t kMostFloats = 1 << 20;
+constexpr int64_t kMaxFloats = 1 << 20;
 
 absl::Status ReadRowFloats(tf::OpKernelConstruction* c, std::vector<int64_t>* row_floats) {
   TF_RETURN_IF_ERROR(c->GetAttr("row_floats", row_floats));
   for (size_t t = 0; t < row_floats->size(); ++t) {
-    if ((*row_floats)[t] < 0 || (*row_floats)[t] > kMostFloats) {
+    if ((*row_floats)[t] < 0 || (*row_floats)[t] > kMaxFloats) {
       return absl::InvalidArgumentError(absl::StrCat("row_floats[", t, "] is ", (*row_floats)[t],
-                                                     "; allowed: 0 to ", kMostFloats));
+                                                     "; allowed: 0 to ", kMaxFloats));
     }
   }
   return absl::OkStatus();

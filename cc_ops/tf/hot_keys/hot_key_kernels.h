@@ -69,7 +69,7 @@ class CreateHotKeysKernel : public tensorflow::OpKernel {
     for (tensorflow::Tensor* part :
          {&resource->counters, &resource->owners, &resource->challenges}) {
       OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_INT64, shape, part));
-      const int64_t value = part == &resource->owners ? HotKeySketch::kNobody : 0;
+      const int64_t value = part == &resource->owners ? HotKeySketch::kNoOwner : 0;
       OP_REQUIRES_OK(context, Device::Fill(context, value, part));
     }
     OP_REQUIRES_OK(context, OutputResource(context, std::move(resource)));

@@ -25,9 +25,9 @@ absl::Status FeatureCombiners::Init(tf::OpKernelConstruction* c, int num_feature
   return absl::OkStatus();
 }
 
-void FeatureCombiners::TakeApart(std::vector<FeatureView>* features) const {
+void FeatureCombiners::ParseFeatures(std::vector<FeatureView>* features) const {
   for (size_t f = 0; f < features->size(); ++f) {
-    if (is_unpooled_[f]) (*features)[f].TakeApart();
+    if (is_unpooled_[f]) (*features)[f].ParseFeatures();
   }
 }
 
@@ -78,7 +78,7 @@ absl::Status LookupOpBase::Prepare(tf::OpKernelContext* c, TableResources* resou
   }
   int64_t batch = 0;
   TF_RETURN_IF_ERROR(inputs_.Read(c, features, &batch));
-  combiners_.TakeApart(features);
+  combiners_.ParseFeatures(features);
   tf::OpOutputList pooled;
   TF_RETURN_IF_ERROR(c->output_list("pooled", &pooled));
   const int64_t num_features = inputs_.num_features();

@@ -20,8 +20,8 @@ class FeatureCombiners {
  public:
   // Reads the attribute. Returns InvalidArgument unless it has one combiner per feature.
   absl::Status Init(tensorflow::OpKernelConstruction* context, int num_features);
-  // Calls FeatureView::TakeApart for the features that are not pooled.
-  void TakeApart(std::vector<FeatureView>* features) const;
+  // Calls FeatureView::ParseFeatures for the features that are not pooled.
+  void ParseFeatures(std::vector<FeatureView>* features) const;
 
   // Returns whether the combiner of a feature is "none".
   bool is_unpooled(int feature) const { return is_unpooled_[feature]; }
@@ -52,12 +52,12 @@ class WorkspacePool : public std::enable_shared_from_this<WorkspacePool> {
   }
 
  private:
-  static constexpr size_t kMostKept = 4;
+  static constexpr size_t kMaxKept = 4;
 
   void Put(LookupWorkspace* workspace) {
     std::unique_ptr<LookupWorkspace> owned(workspace);
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.size() < kMostKept) free_.push_back(std::move(owned));
+    if (free_.size() < kMaxKept) free_.push_back(std::move(owned));
   }
 
   std::mutex mutex_;

@@ -135,7 +135,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
   absl::Status GetNextInternal(IteratorContext* context, std::vector<Tensor>* out,
                                bool* is_end) override {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!next_.is_there) {
+    if (!next_.is_present) {
       if (is_making_) {
         RecordStop(context);
         Wait(&lock);
@@ -164,8 +164,8 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
     std::unique_lock<std::mutex> lock(mutex_);
     Wait(&lock);
     TF_RETURN_IF_ERROR(SaveInput(context, writer, input_));
-    TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kHasElement, next_.is_there));
-    if (!next_.is_there) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kHasElement, next_.is_present));
+    if (!next_.is_present) return absl::OkStatus();
     TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kIsEnd, next_.is_end));
     TF_RETURN_IF_ERROR(
         writer->WriteScalar(prefix(), kErrorCode, static_cast<int64_t>(next_.status.code())));
@@ -198,7 +198,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
       TF_RETURN_IF_ERROR(reader->ReadTensor(context->flr(), prefix(), ComponentKey(i), &component));
       element.components.push_back(std::move(component));
     }
-    element.is_there = true;
+    element.is_present = true;
     element.is_end = is_end != 0;
     element.status = absl::Status(static_cast<absl::StatusCode>(code), std::string(message));
     next_ = std::move(element);
@@ -207,7 +207,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
 
  private:
   struct Element {
-    bool is_there = false;
+    bool is_present = false;
     bool is_end = false;
     absl::Status status;
     std::vector<Tensor> components;
@@ -224,7 +224,7 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
   // Called by one thread at a time: the caller of GetNext, or `thread_` while `is_making_`.
   void Make(IteratorContext* context, Element* element) {
     element->status = input_->GetNext(context, &element->components, &element->is_end);
-    element->is_there = true;
+    element->is_present = true;
   }
 
   // Waits until no element is being made.

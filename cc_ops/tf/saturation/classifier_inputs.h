@@ -15,17 +15,17 @@
 namespace slipstream {
 
 // Reads the attributes `mode` (the registration limits its values) and `is_shadow`, and the inputs
-// threshold, random_share and keep_rate, which are inputs 1 to 3.
+// threshold, random_fraction and keep_rate, which are inputs 1 to 3.
 inline absl::Status ReadSettings(tensorflow::OpKernelContext* context,
                                  ClassifierSettings* settings) {
   std::string mode;
   TF_RETURN_IF_ERROR(ReadAttribute(context, "mode", &mode));
   if (mode == "drift") settings->mode = SkipMode::kDrift;
-  if (mode == "foreseen_loss") settings->mode = SkipMode::kForeseenLoss;
+  if (mode == "predicted_loss") settings->mode = SkipMode::kPredictedLoss;
   if (mode == "random") settings->mode = SkipMode::kRandom;
   TF_RETURN_IF_ERROR(ReadAttribute(context, "is_shadow", &settings->is_shadow));
   TF_RETURN_IF_ERROR(ReadScalar(context, 1, "threshold", &settings->threshold));
-  TF_RETURN_IF_ERROR(ReadScalar(context, 2, "random_share", &settings->random_share));
+  TF_RETURN_IF_ERROR(ReadScalar(context, 2, "random_fraction", &settings->random_fraction));
   return ReadScalar(context, 3, "keep_rate", &settings->keep_rate);
 }
 

@@ -154,11 +154,11 @@ absl::Status OutputStatistics(OpKernelContext* context, const Take& take) {
 
 // Checks that sums are finite, and counts and bins at least 0.
 absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
-  constexpr double kMostCounted = 9007199254740992.0;  // 2^53: above it, doubles skip integers
+  constexpr double kMaxCounted = 9007199254740992.0;  // 2^53: above it, doubles skip integers
   for (int i = 0; i < kStatisticsSums; ++i) {
     const double value = sums.flat<double>()(i);
     const bool is_count = i == 0 || i == kStatisticsSums - 1;
-    if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMostCounted))) continue;
+    if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMaxCounted))) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "sums[", i, "] is ", value, "; allowed: ", is_count ? "a count from 0" : "a finite number",
         ". Nothing was imported"));

@@ -75,7 +75,7 @@ reservoir_size: Maximum number of examples in the sample.
 seed: Seeds the sample, subsampling and random dropping.
 pilot: Model that predicts the losses of examples. `none`: no model. `label`: the base rate of the
   label. `linear`: logistic regression on the keys. `fm`: a factorization machine of the keys.
-  `model`: the trained model, whose predictions the caller passes to SlipstreamForeseeInputs.
+  `model`: the trained model, whose predictions the caller passes to SlipstreamSubsampleInputs.
 pilot_factors: For `fm`: number of values of a key's factor, 1 to 8.
 pilot_memory_bytes: For `linear` and `fm`: memory of the pilot, at least 1,024 bytes.
 )doc");
@@ -94,12 +94,12 @@ REGISTER_OP("SlipstreamClassifyInputs")
         "\n"
         "The score of an example with m lookups is its ceil(alpha * m)-th smallest drift, "
         "where keys without a drift count as +inf. Without lookups it is +inf. Features whose "
-        "feature_table is the classifier's num_tables are ignored. In mode foreseen_loss, use "
-        "SlipstreamForeseeInputs instead.\n"
+        "feature_table is the classifier's num_tables are ignored. In mode predicted_loss, use "
+        "SlipstreamSubsampleInputs instead.\n"
         "\n"
         "handle: Scalar. The classifier.\n" SLIPSTREAM_FEATURE_DOC
         "skippable: [batch]. Whether the example can be dropped. Mode drift: the score is below "
-        "the threshold. Mode random: true with probability random_share; the random numbers "
+        "the threshold. Mode random: true with probability random_fraction; the random numbers "
         "depend on the seed and the number of the example since the start. Mode none: false.\n"
         "score: [batch]. In the unit of the drift.\n"
         "weight: [batch]. 0 drops the example. Otherwise the number of examples that it "
@@ -131,9 +131,9 @@ drift: [n]. At least 0. A key whose drift is not finite is not tracked, because 
 REGISTER_OP("SlipstreamClassifierConfigure")
     .Input("handle: resource")
     .Input("threshold: float")
-    .Input("random_share: double")
+    .Input("random_fraction: double")
     .Input("keep_rate: double")
-    .Attr("mode: {'none', 'drift', 'foreseen_loss', 'random'}")
+    .Attr("mode: {'none', 'drift', 'predicted_loss', 'random'}")
     .Attr("is_shadow: bool = false")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [], [], []"))
@@ -141,14 +141,14 @@ REGISTER_OP("SlipstreamClassifierConfigure")
 Sets which examples can be dropped from the next batch on.
 
 handle: Scalar. The classifier.
-threshold: Scalar, at least 0. Modes `drift` and `foreseen_loss`: examples with a lower score can be
+threshold: Scalar, at least 0. Modes `drift` and `predicted_loss`: examples with a lower score can be
   dropped.
-random_share: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
+random_fraction: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
 keep_rate: Scalar, 0 to below 1. Mode `drift`: probability that a droppable example is kept, with
-  weight 1 / keep_rate. Mode `foreseen_loss`, which requires a value above 0: a droppable example is
+  weight 1 / keep_rate. Mode `predicted_loss`, which requires a value above 0: a droppable example is
   kept with probability max(keep_rate, score / threshold). Mode `random` ignores it and keeps none.
 mode: Rule by which examples can be dropped. `none`: no example. `drift`: saturated keys.
-  `foreseen_loss`: a small loss predicted by the pilot, which the classifier must have. `random`: a
+  `predicted_loss`: a small loss predicted by the pilot, which the classifier must have. `random`: a
   random choice, for comparison.
 is_shadow: Whether all examples are kept with weight 1, for a dry run.
 )doc");

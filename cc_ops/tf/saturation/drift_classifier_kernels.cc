@@ -11,10 +11,11 @@ using tensorflow::OpKernelContext;
 struct ClassifierOnCpu {
   static absl::Status CheckSplits(const LookupLists& lookups) {
     for (int64_t i = 0; i <= lookups.batch; ++i) {
-      const int64_t least = i == 0 ? 0 : lookups.offsets[i - 1];
-      const int64_t most = i == 0 ? 0 : lookups.num_lookups;
+      const int64_t minimum = i == 0 ? 0 : lookups.offsets[i - 1];
+      const int64_t maximum = i == 0 ? 0 : lookups.num_lookups;
       const int64_t split = lookups.offsets[i];
-      if (split < least || split > most || (i == lookups.batch && split != lookups.num_lookups)) {
+      if (split < minimum || split > maximum ||
+          (i == lookups.batch && split != lookups.num_lookups)) {
         return absl::InvalidArgumentError(
             absl::StrCat("row_splits[", i, "] is ", split, "; allowed: ascending from 0 to ",
                          lookups.num_lookups, ", the number of keys"));

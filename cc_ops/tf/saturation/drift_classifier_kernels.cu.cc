@@ -39,9 +39,10 @@ SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifier", .HostMemory("alpha"),
 SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifierSetDrift",
                       .HostMemory("tables").HostMemory("keys").HostMemory("drift"),
                       ResourceKernel<SetDrifts<OnGpu>>);
-SLIPSTREAM_GPU_KERNEL("SlipstreamDriftClassifierConfigure",
-                      .HostMemory("threshold").HostMemory("random_share").HostMemory("keep_rate"),
-                      ResourceKernel<ConfigureDriftClassifier>);
+SLIPSTREAM_GPU_KERNEL(
+    "SlipstreamDriftClassifierConfigure",
+    .HostMemory("threshold").HostMemory("random_fraction").HostMemory("keep_rate"),
+    ResourceKernel<ConfigureDriftClassifier>);
 SLIPSTREAM_GPU_KERNEL("SlipstreamClassifyByDrift", ,
                       ResourceKernel<ClassifyBatch<ClassifierOnGpu>>);
 

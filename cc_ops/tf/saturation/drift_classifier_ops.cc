@@ -63,7 +63,7 @@ drift: [n]. At least 0. A key whose drift is not finite is not tracked.
 REGISTER_OP("SlipstreamDriftClassifierConfigure")
     .Input("handle: resource")
     .Input("threshold: float")
-    .Input("random_share: double")
+    .Input("random_fraction: double")
     .Input("keep_rate: double")
     .Attr("mode: {'none', 'drift', 'random'}")
     .Attr("is_shadow: bool = false")
@@ -74,7 +74,7 @@ Sets which examples can be dropped from the next batch on.
 
 handle: Scalar. The classifier.
 threshold: Scalar, at least 0. Mode `drift`: examples with a lower score can be dropped.
-random_share: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
+random_fraction: Scalar, 0 to 1. Mode `random`: probability that an example can be dropped.
 keep_rate: Scalar, 0 to below 1. Mode `drift`: probability that a droppable example is kept, with
   weight 1 / keep_rate. Mode `random` ignores it and keeps none.
 mode: Rule by which examples can be dropped. `none`: no example. `drift`: saturated keys. `random`:

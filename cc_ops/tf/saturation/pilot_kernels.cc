@@ -20,16 +20,16 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::TensorShape;
 
-struct ForeseeAttributes {
-  explicit ForeseeAttributes(OpKernelConstruction* context) {
+struct SubsampleAttributes {
+  explicit SubsampleAttributes(OpKernelConstruction* context) {
     OP_REQUIRES_OK(context, inputs.Init(context, std::numeric_limits<int>::max()));
   }
 
   FeatureInputs inputs;
 };
 
-absl::Status Foresee(OpKernelContext* context, ClassifierResource* resource,
-                     const ForeseeAttributes& attributes) {
+absl::Status Subsample(OpKernelContext* context, ClassifierResource* resource,
+                       const SubsampleAttributes& attributes) {
   std::vector<FeatureView> features;
   int64_t batch = 0;
   TF_RETURN_IF_ERROR(attributes.inputs.Read(context, &features, &batch));
@@ -47,7 +47,7 @@ absl::Status Foresee(OpKernelContext* context, ClassifierResource* resource,
         "it is the pilot, and none where it is not"));
   }
   KeptInputs kept;
-  TF_RETURN_IF_ERROR(ToAbsl(resource->classifier.Foresee(features, batch, inputs, &kept)));
+  TF_RETURN_IF_ERROR(ToAbsl(resource->classifier.Subsample(features, batch, inputs, &kept)));
   TF_RETURN_IF_ERROR(Output(context, 0, kept.rows));
   TF_RETURN_IF_ERROR(Output(context, 1, kept.weights));
   TF_RETURN_IF_ERROR(Output(context, 2, kept.offsets));
@@ -76,7 +76,7 @@ absl::Status ImportPilot(OpKernelContext* context, ClassifierResource* resource)
 }
 
 #define REGISTER_CPU(name, kRun) SLIPSTREAM_CPU_KERNEL("Slipstream" name, ResourceKernel<kRun>)
-REGISTER_CPU("ForeseeInputs", Foresee);
+REGISTER_CPU("SubsampleInputs", Subsample);
 REGISTER_CPU("ClassifierExportPilot", ExportPilot);
 REGISTER_CPU("ClassifierImportPilot", ImportPilot);
 #undef REGISTER_CPU

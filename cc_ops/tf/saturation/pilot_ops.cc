@@ -10,7 +10,7 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-absl::Status ForeseeShape(InferenceContext* c) {
+absl::Status SubsampleShape(InferenceContext* c) {
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
   for (int i = 1; i <= 3; ++i) {
@@ -23,7 +23,7 @@ absl::Status ForeseeShape(InferenceContext* c) {
 
 }  // namespace
 
-REGISTER_OP("SlipstreamForeseeInputs")
+REGISTER_OP("SlipstreamSubsampleInputs")
     .Input("handle: resource")  //
     SLIPSTREAM_FEATURE_INPUTS.Input("labels: float")
     .Input("sample_weights: float")
@@ -33,11 +33,11 @@ REGISTER_OP("SlipstreamForeseeInputs")
     .Output("offset: float")
     .Output("skippable: bool")
     .SetIsStateful()
-    .SetShapeFn(ForeseeShape)
+    .SetShapeFn(SubsampleShape)
     .Doc(
         "Decides which examples of a batch to keep, by the losses that the pilot predicts.\n"
         "\n"
-        "The score of an example is |label - prediction|. In mode foreseen_loss, the example is"
+        "The score of an example is |label - prediction|. In mode predicted_loss, the example is"
         " kept if the score is at least the threshold, and otherwise with probability "
         "max(keep_rate, score / threshold). The random numbers depend on the seed and the number"
         " of the example since the start. The pilot is trained on the kept examples, once per "

@@ -101,11 +101,11 @@ class ReadSealedRowsOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("slots", &layout_.slots));
     OP_REQUIRES_OK(c, ReadRowDtype(c, "dtype", &layout_.dtype));
     OP_REQUIRES_OK(c, ReadRowDtype(c, "slot_dtype", &layout_.slot_dtype));
-    constexpr int64_t kMost = int64_t{1} << 24;
-    OP_REQUIRES(c, layout_.dim <= kMost && layout_.slots <= kMost && pages_ <= kMost,
+    constexpr int64_t kMax = int64_t{1} << 24;
+    OP_REQUIRES(c, layout_.dim <= kMax && layout_.slots <= kMax && pages_ <= kMax,
                 absl::InvalidArgumentError(absl::StrCat("dim, slots and pages_of_block are ",
                                                         layout_.dim, ", ", layout_.slots, " and ",
-                                                        pages_, "; allowed: at most ", kMost)));
+                                                        pages_, "; allowed: at most ", kMax)));
   }
 
   void Compute(tf::OpKernelContext* c) override { OP_REQUIRES_OK(c, Run(c)); }

@@ -176,11 +176,11 @@ absl::Status SpillStatisticsOf(tf::OpKernelContext* c, EmbeddingTable* table) {
   return Output(c, 0, values);
 }
 
-absl::Status Announce(tf::OpKernelContext* c, EmbeddingTable* table) {
+absl::Status PrefetchRows(tf::OpKernelContext* c, EmbeddingTable* table) {
   TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
   const SharedLock lock(table->mutex());
   SpilledRows* const spilled = table->rows().spilled();
-  if (spilled != nullptr) spilled->Announce(Data<int64_t>(c, 1), c->input(1).NumElements());
+  if (spilled != nullptr) spilled->PrefetchRows(Data<int64_t>(c, 1), c->input(1).NumElements());
   return absl::OkStatus();
 }
 
@@ -338,7 +338,7 @@ SLIPSTREAM_TABLE_KERNEL("HotKeys", HotKeys);
 SLIPSTREAM_TABLE_KERNEL("DecayCounts", DecayCounts);
 SLIPSTREAM_TABLE_KERNEL("Statistics", Statistics);
 SLIPSTREAM_TABLE_KERNEL("SpillStatistics", SpillStatisticsOf);
-SLIPSTREAM_TABLE_KERNEL("Announce", Announce);
+SLIPSTREAM_TABLE_KERNEL("PrefetchRows", PrefetchRows);
 SLIPSTREAM_TABLE_KERNEL("Step", Step);
 SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
 SLIPSTREAM_TABLE_KERNEL("Write", Write);

@@ -154,10 +154,10 @@ Counts of moved rows begin at the creation of the table.
 
 handle: Scalar. The table.
 statistics: [6]. Rows in memory; rows on disk only; bytes of files; rows read from disk; of these,
-  rows that SlipstreamTableAnnounce requested; rows written to disk, including by compaction.
+  rows that SlipstreamTablePrefetchRows requested; rows written to disk, including by compaction.
 )doc");
 
-REGISTER_OP("SlipstreamTableAnnounce")
+REGISTER_OP("SlipstreamTablePrefetchRows")
     .Input("handle: resource")
     .Input("keys: int64")
     .SetIsStateful()

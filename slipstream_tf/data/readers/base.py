@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf._compat import tell_batch_size
+from slipstream_tf._compat import record_batch_size
 from slipstream_tf._utils.errors import require_choice, require_integer
 from slipstream_tf.data.spec import PARTS, BadLines, DataSpec
 
@@ -26,7 +26,7 @@ PART_RUN = 100
 PART_PERIOD = 10
 # Maximum number of open passes. An abandoned pass would keep its files open, therefore the least
 # recently used pass is closed. If it continues later, it is read again.
-_MOST_OPEN = 4
+_MAX_OPEN = 4
 # `Rows`, or an Arrow table.
 _Block = TypeVar("_Block", bound=Sized)
 
@@ -166,14 +166,14 @@ class Passes:
         def batches(number: tf.Tensor) -> tf.data.Dataset:
             def read(index: tf.Tensor) -> Any:
                 kinds = [tf.bool, *(spec.dtype for spec in specs)]
-                is_there, *parts = tf.numpy_function(next_batch, [number, index], kinds)
-                is_there.set_shape([])
+                is_present, *parts = tf.numpy_function(next_batch, [number, index], kinds)
+                is_present.set_shape([])
                 for part, spec in zip(parts, specs, strict=True):
                     part.set_shape(spec.shape)
-                return is_there, tf.nest.pack_sequence_as(output_signature, parts)
+                return is_present, tf.nest.pack_sequence_as(output_signature, parts)
 
             indices = tf.data.Dataset.counter()
-            return indices.map(read).take_while(lambda is_there, _: is_there)
+            return indices.map(read).take_while(lambda is_present, _: is_present)
 
         @tf.autograph.experimental.do_not_convert
         def begin(_: tf.Tensor) -> tf.Tensor:
@@ -210,7 +210,7 @@ class Passes:
         if batch is not None:
             with self._lock:
                 self._open[number] = batches, index + 1
-                if len(self._open) > _MOST_OPEN:
+                if len(self._open) > _MAX_OPEN:
                     self._open.popitem(last=False)
         return batch
 
@@ -264,7 +264,7 @@ class BatchReader:
         if self.spec.num_dense:
             features["dense"] = tf.TensorSpec([None, self.spec.num_dense], tf.float32)
         dataset = self._passes.dataset((features, tf.TensorSpec([None], tf.float32)))
-        dataset = tell_batch_size(dataset, self._batch_size)
+        dataset = record_batch_size(dataset, self._batch_size)
         if self.spec.num_examples is None:
             return dataset
         batches = -(-self.spec.num_examples // self._batch_size)

@@ -24,10 +24,10 @@ from slipstream_tf.data.spec import PARTS, DataSpec
 CLICK_RATE = 0.25
 ZIPF = 1.05  # Exponent of the Zipf distribution of keys.
 SMALLEST_CARDINALITY, LARGEST_CARDINALITY = 10, 100_000
-MOST_KEYS = 1_000_000_000
+MAX_KEYS = 1_000_000_000
 BLOCK_INPUTS = 8192
 DEFAULT_INPUTS = 400_000
-_MOST_PREDICTED = 1_000_000
+_MAX_PREDICTED = 1_000_000
 # Standard deviation of the logit. With 2.0, the true logits have an AUC of 0.87 (seed 0).
 _SIGNAL = 2.0
 # Weights of field pairs and of dense values in the logit. Single keys have weight 1.
@@ -78,9 +78,9 @@ def parse_name(name: str) -> Named | None:
         )
     sizes = dict(zip(Named._fields, map(int, counts), strict=False))
     found = Named(**sizes, click_rate=float(rate[0]) if rate else CLICK_RATE)
-    if not SMALLEST_CARDINALITY <= found.largest <= MOST_KEYS:
+    if not SMALLEST_CARDINALITY <= found.largest <= MAX_KEYS:
         raise ValueError(
-            f"Invalid data {name!r}. Allowed: KEYS from {SMALLEST_CARDINALITY} to {MOST_KEYS}."
+            f"Invalid data {name!r}. Allowed: KEYS from {SMALLEST_CARDINALITY} to {MAX_KEYS}."
         )
     return found
 
@@ -228,10 +228,10 @@ class GeneratedReader(BatchReader):
             float32 [n] labels and float32 [n] log odds of at most the first 1,000,000 examples.
         """
         labels, logits = [], []
-        for rows in itertools.islice(self._blocks(0), -(-_MOST_PREDICTED // BLOCK_INPUTS)):
+        for rows in itertools.islice(self._blocks(0), -(-_MAX_PREDICTED // BLOCK_INPUTS)):
             labels.append(rows.label)
             logits.append(self.click_logits(rows.keys, rows.dense).astype(np.float32))
-        return np.concatenate(labels)[:_MOST_PREDICTED], np.concatenate(logits)[:_MOST_PREDICTED]
+        return np.concatenate(labels)[:_MAX_PREDICTED], np.concatenate(logits)[:_MAX_PREDICTED]
 
     def _block(self, index: int) -> Rows:
         generator = np.random.default_rng([*self._seeds, index])

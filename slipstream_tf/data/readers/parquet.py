@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 import tensorflow as tf
 
-from slipstream_tf._compat import tell_batch_size
+from slipstream_tf._compat import record_batch_size
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.data.readers.base import BatchReader, Rows
 from slipstream_tf.data.readers.hashing import hash_strings
@@ -97,7 +97,7 @@ class ParquetReader(BatchReader):
         # Make RaggedTensors in the graph, which is many times faster than in Python.
         if not self._lists:
             return batches
-        return tell_batch_size(batches.map(self._with_ragged), self._batch_size)
+        return record_batch_size(batches.map(self._with_ragged), self._batch_size)
 
     def _key_spec(self) -> Any:
         if not self._lists:

@@ -55,17 +55,17 @@ def open_data(
     return reader(name, batch_size, part=part, strict=strict, hold_out=hold_out)
 
 
-def open_generated(name: str, part: str, batch_size: int, share: float = 1.0) -> Reader:
+def open_generated(name: str, part: str, batch_size: int, fraction: float = 1.0) -> Reader:
     """Opens generated data by its name.
 
     Args:
         name: `"generated"`, optionally with numbers, as in `open_data`.
         part: `"train"`, `"valid"` or `"test"`.
         batch_size: Number of examples in a batch.
-        share: Factor of the number of examples in the name, which is rounded up.
+        fraction: Factor of the number of examples in the name, which is rounded up.
     """
     parsed = generator.parse_name(name)
     assert parsed is not None, name
     sizes = generator.default_cardinalities(GENERATED_FIELDS, parsed.largest)
     law: dict[str, Any] = {"cardinalities": sizes, "click_rate": parsed.click_rate}
-    return generator.GeneratedReader(math.ceil(parsed.examples * share), part, batch_size, **law)
+    return generator.GeneratedReader(math.ceil(parsed.examples * fraction), part, batch_size, **law)

@@ -70,7 +70,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         comm: The communicator, or None for a single process.
     """
 
-    _whose_moments = "SOK keeps the moments"
+    _moments_owner = "SOK keeps the moments"
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             ValueError: SOK does not support a table, a setting or the optimizer.
         """
         # Gradients pass through the replica tables but are not applied there.
-        rule = optimizers.SGD(0.0)
+        placeholder = optimizers.SGD(0.0)
         replicated = [dataclasses.replace(table, optimizer=None) for table in tables]
-        rows = rows_within(cache_bytes, replicated, rule, "SokEmbeddingStore")
+        rows = rows_within(cache_bytes, replicated, placeholder, "SokEmbeddingStore")
         require_choice("var_type", var_type, _VAR_TYPES, type(self).__name__)
         self.tables, self.comm = tuple(tables), comm
-        self.optimizer = optimizers.the_one_of(tables, optimizer, "SOK's tables")
+        self.optimizer = optimizers.shared_optimizer(tables, optimizer, "SOK's tables")
         self._settings = {t.name: _settings_of(t, var_type, settings or {}) for t in self.tables}
         self._sok = open_sok()
         self._require_ranks(int(self._sok.communication.num_ranks()))
@@ -129,7 +129,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         self._rule = SokRule(self._updater)
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         self._saturated = {table.name: np.empty(0, np.int64) for table in self.tables}
-        self._replicas = Replicas(replicated, rule, rows)
+        self._replicas = Replicas(replicated, placeholder, rows)
         self._handles = self._replicas._handles
         with tf.device("CPU:0"):
             self._defers = tf.Variable(False, trainable=False)
@@ -272,7 +272,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         """
         keys, flags = np.asarray(keys, np.int64), np.asarray(flags, np.uint8)
         found, before = self._table(table), self._saturated[table]
-        own = found.own(self._replicas.withhold(table, keys, flags))
+        own = found.own(self._replicas.set_saturated(table, keys, flags))
         slots = slots_of(self._updater, found.variable).values()
         found.touch(np.union1d(before, own), slots)
         self._saturated[table] = own

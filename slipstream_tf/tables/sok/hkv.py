@@ -61,9 +61,9 @@ def require_settings(settings: Mapping[str, Any], place: str, are_capacities_nee
         elif name in _CAPACITIES and are_capacities_needed:
             allowed = f"a power of two; without it SOK reserves {DEFAULT_CAPACITY:,} rows"
             raise invalid(name, None, place, allowed)
-    first, most = (settings.get(name, DEFAULT_CAPACITY) for name in _CAPACITIES)
-    if first > most:
-        allowed = f"at most max_capacity, which is {most:,}"
+    first, maximum = (settings.get(name, DEFAULT_CAPACITY) for name in _CAPACITIES)
+    if first > maximum:
+        allowed = f"at most max_capacity, which is {maximum:,}"
         raise invalid("init_capacity", first, place, allowed)
     if "max_hbm_for_vectors" in settings:
         require_integer("max_hbm_for_vectors", settings["max_hbm_for_vectors"], 0, None, place)

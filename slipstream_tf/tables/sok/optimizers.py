@@ -230,36 +230,36 @@ def _require_rows(found: SokTable, keys: np.ndarray) -> None:
     )
 
 
-def same_rule(rule: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -> Any:
-    """Returns the `tf.compat.v1.train` optimizer with the same update rule.
+def same_rule(optimizer: optimizers.SparseOptimizer, rate: Callable[[], tf.Tensor]) -> Any:
+    """Returns the `tf.compat.v1.train` optimizer with the same update optimizer.
 
     Args:
-        rule: A sparse optimizer of this package.
+        optimizer: A sparse optimizer of this package.
         rate: Returns the present learning rate.
 
     Raises:
         ValueError: SOK's tables do not support the optimizer.
     """
     first = tf.compat.v1.train
-    kind = type(rule)
-    if rule.op_transforms():
+    kind = type(optimizer)
+    if optimizer.op_transforms():
         allowed = "one without l2, clip_value, clip_norm, weight_decay and max_norm"
-        raise invalid("optimizer", rule, "SOK's tables", allowed)
+        raise invalid("optimizer", optimizer, "SOK's tables", allowed)
 
-    if kind is optimizers.SGD and not rule.slots_per_row(1):
+    if kind is optimizers.SGD and not optimizer.slots_per_row(1):
         return first.GradientDescentOptimizer(rate)
-    if isinstance(rule, optimizers.Adagrad) and kind is optimizers.Adagrad:
-        start = rule.initial_accumulator_value
+    if isinstance(optimizer, optimizers.Adagrad) and kind is optimizers.Adagrad:
+        start = optimizer.initial_accumulator_value
         # TensorFlow's Adagrad has no epsilon. It can be ignored only if it is tiny compared with
         # the accumulator.
-        if not start > 0.0 or rule.epsilon > 1e-5 * start:
+        if not start > 0.0 or optimizer.epsilon > 1e-5 * start:
             allowed = "initial_accumulator_value > 0, and epsilon at most 1e-5 times it"
-            raise invalid("optimizer", rule, "SOK's tables", allowed)
+            raise invalid("optimizer", optimizer, "SOK's tables", allowed)
         return first.AdagradOptimizer(rate, start)
-    if isinstance(rule, optimizers.Adam) and rule.bias_correction == "table":
-        return first.AdamOptimizer(rate, rule.beta_1, rule.beta_2, rule.epsilon)
+    if isinstance(optimizer, optimizers.Adam) and optimizer.bias_correction == "table":
+        return first.AdamOptimizer(rate, optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     allowed = "SGD without momentum, Adagrad, or Adam with bias_correction='table'"
-    raise invalid("optimizer", rule, "SOK's tables", allowed)
+    raise invalid("optimizer", optimizer, "SOK's tables", allowed)
 
 
 class SokMovements(Movements):

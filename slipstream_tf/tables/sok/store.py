@@ -68,8 +68,8 @@ class SokStore(SpreadStore, WatchingStore):
     """Watches SOK variables for saturation.
 
     The store neither owns nor looks up rows. An existing training loop needs three calls: `observe`
-    with the keys of a batch before or after its lookup, `withhold` with the gradients before they
-    reach the optimizer, and `step` of the `Slipstream` that uses the store.
+    with the keys of a batch before or after its lookup, `filter_gradients` with the gradients
+    before they reach the optimizer, and `step` of the `Slipstream` that uses the store.
 
     Example:
 
@@ -81,7 +81,7 @@ class SokStore(SpreadStore, WatchingStore):
     ...         loss = loss_of(rows, labels)
     ...     slipstream.observe({"user": keys})
     ...     gradients = tape.gradient(loss, [variable])
-    ...     optimizer.apply_gradients(store.withhold(zip(gradients, [variable])))
+    ...     optimizer.apply_gradients(store.filter_gradients(zip(gradients, [variable])))
     ...     slipstream.step()
 
     Each key is owned by the rank on which SOK stores its row. The owner receives the gradients
@@ -198,7 +198,7 @@ class SokStore(SpreadStore, WatchingStore):
         """
         self._counter.count(packed)
 
-    def withhold(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def filter_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Masks or defers gradients of watched variables; call before the optimizer.
 
         Args:
@@ -300,7 +300,7 @@ class SokStore(SpreadStore, WatchingStore):
         if allowed:
             raise invalid("until", "Movement", self._place_of(table), allowed)
 
-    def _most_deferred(self, table: str) -> int:
+    def _max_deferred(self, table: str) -> int:
         found = self._table(table)
         # Bounded by the table's size, because a buffer for the full budget would be allocated at
         # once.

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream_tf.telemetry.report.plots import Curve, Panel
+from slipstream_tf.telemetry.report.plots import Line, Panel
 
 _WIDTH, _HEIGHT = 4.2, 2.9  # inches
 _DPI = 150
@@ -183,7 +183,7 @@ def absences(panel: Panel) -> list[str]:
     return [*missing, *panel.notes]
 
 
-def runs_of(curves: Sequence[Curve]) -> list[str]:
+def runs_of(curves: Sequence[Line]) -> list[str]:
     """Returns the names of the runs that have curves, in order."""
     return list(dict.fromkeys(curve.run for curve in curves))
 

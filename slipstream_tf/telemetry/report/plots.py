@@ -12,7 +12,7 @@ Point = tuple[float | None, float | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class Line:
     """The data of one run in one panel.
 
     Attributes:
@@ -50,7 +50,7 @@ class Panel:
     caption: str
     x_label: str
     y_label: str
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[Line, ...] = ()
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Panel:
             for part, points in points_of(run).items():
                 known = tuple((x, y) for x, y in points if x is not None and y is not None)
                 if known:
-                    found.append(Curve(run.name, part, known))
+                    found.append(Line(run.name, part, known))
             note = note_of(run)
             if note:
                 notes.append(note)
@@ -97,7 +97,7 @@ class Panel:
 
 QUALITY, BYTES, TIME = "Quality", "Bytes", "Time"
 SATURATION, SKIPPING = "Saturation", "Skipped and deferred"
-Measure = Callable[[Mapping[str, Any]], float | None]
+WindowMeasure = Callable[[Mapping[str, Any]], float | None]
 # Key of an evaluation's entry, word in the title, label, meaning.
 _AXES = (
     ("examples_trained", "examples", "examples trained", "examples trained"),
@@ -270,11 +270,11 @@ def windows(runs: Sequence[Run]) -> list[Panel]:
     return found
 
 
-def _over_all_windows(run: Run, measures: Mapping[str, Measure]) -> dict[str, list[Point]]:
+def _over_all_windows(run: Run, measures: Mapping[str, WindowMeasure]) -> dict[str, list[Point]]:
     return {part: over_windows(run, measure) for part, measure in measures.items()}
 
 
-def over_windows(run: Run, measure: Measure) -> list[Point]:
+def over_windows(run: Run, measure: WindowMeasure) -> list[Point]:
     """Returns points (examples seen until the window's end, measure of the window)."""
     points: list[Point] = []
     seen = 0.0
@@ -284,11 +284,11 @@ def over_windows(run: Run, measure: Measure) -> list[Point]:
     return points
 
 
-def _field(*names: str) -> Measure:
+def _field(*names: str) -> WindowMeasure:
     return lambda window: number(entry(window, *names))
 
 
-def _where(name: str, measure: Measure) -> Measure:
+def _where(name: str, measure: WindowMeasure) -> WindowMeasure:
     """Restricts a measure to windows in which the field `name` is nonzero."""
     return lambda window: measure(window) if number(window.get(name)) else None
 
@@ -305,38 +305,38 @@ def _rows(window: Mapping[str, Any], flow: str) -> float | None:
     return total([number(entry(table, "rows", flow)) for table in entries(window, "tables")])
 
 
-def _share(window: Mapping[str, Any], flow: str) -> float | None:
+def _fraction(window: Mapping[str, Any], flow: str) -> float | None:
     rows, offered = _rows(window, flow), _rows(window, "offered")
     return None if rows is None or not offered else rows / offered
 
 
 # Group, name, title, label, meaning, and the measures by part.
-_WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, Measure]]] = (
-    (SATURATION, "saturated_share", "Saturated share", "share of the hot keys",
-     "saturated keys as a share of the hot keys, 0 to 1.",
-     {"": _where("hot_keys", _field("saturated_share"))}),
+_WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, WindowMeasure]]] = (
+    (SATURATION, "saturated_fraction", "Saturated fraction", "fraction of the hot keys",
+     "saturated keys as a fraction of the hot keys, 0 to 1.",
+     {"": _where("hot_keys", _field("saturated_fraction"))}),
     (SATURATION, "threshold", "Threshold T", "T, in the unit of drift",
      "T, the drift below which a key is saturated in the next window, in the rows' unit; left out "
      "where any drift is.", {"": _threshold}),
     (SATURATION, "hot_set_size", "Size of the hot set", "keys",
      "keys whose rows are followed in the next window.", {"": _field("next_hot_keys")}),
-    (SATURATION, "hot_set_overlap", "Hot set overlap", "share of the next hot set",
-     "share of the next window's hot set that was in this one's, 0 to 1.",
+    (SATURATION, "hot_set_overlap", "Hot set overlap", "fraction of the next hot set",
+     "fraction of the next window's hot set that was in this one's, 0 to 1.",
      {"": _where("next_hot_keys", _field("hot_set_overlap"))}),
     (SATURATION, "drift_quantiles", "Drift of the hot keys", "drift",
      "drift over the window, in the rows' unit, of the median key and of the key that 90% of the "
      "hot keys stay below.",
      {"90%": _field("drift_quantiles", "0.9"), "median": _field("drift_quantiles", "0.5")}),
-    (SKIPPING, "examples_skipped", "Examples skipped", "share of the examples seen",
-     "examples left out of training as a share of the window's examples, 0 to 1.",
-     {"": _field("skipped_share")}),
-    (SKIPPING, "rows_sent", "Gradient rows sent", "share of the rows offered",
-     "gradient rows applied, or exchanged between ranks, as a share of those that training steps "
+    (SKIPPING, "examples_skipped", "Examples skipped", "fraction of the examples seen",
+     "examples left out of training as a fraction of the window's examples, 0 to 1.",
+     {"": _field("skipped_fraction")}),
+    (SKIPPING, "rows_sent", "Gradient rows sent", "fraction of the rows offered",
+     "gradient rows applied, or exchanged between ranks, as a fraction of those that steps "
      "gave, 0 to 1; more where deferred ones were applied.",
-     {"": functools.partial(_share, flow="sent")}),
-    (SKIPPING, "rows_masked", "Gradient rows masked", "share of the rows offered",
-     "gradient rows thrown away as a share of those that training steps gave, 0 to 1.",
-     {"": functools.partial(_share, flow="masked")}),
+     {"": functools.partial(_fraction, flow="sent")}),
+    (SKIPPING, "rows_masked", "Gradient rows masked", "fraction of the rows offered",
+     "gradient rows thrown away as a fraction of those that training steps gave, 0 to 1.",
+     {"": functools.partial(_fraction, flow="masked")}),
     (SKIPPING, "rows_deferred", "Deferred gradients", "rows",
      "rows that have a deferred gradient at the window's end.",
      {"": functools.partial(_rows, flow="deferred_now")}),
@@ -344,8 +344,8 @@ _WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, Measure]]] 
 _HISTOGRAM = Panel(
     SATURATION, "drift_histogram", "Drift histogram",
     "Across: drift of a hot key over the last full window, in the rows' unit, in buckets "
-    " of a quarter of a decade; up: share of the hot keys, 0 to 1; dashed: the T found.",
-    "drift", "share of the hot keys", x_is_log=True,
+    " of a quarter of a decade; up: fraction of the hot keys, 0 to 1; dashed: the T found.",
+    "drift", "fraction of the hot keys", x_is_log=True,
 )  # fmt: skip
 
 
@@ -388,18 +388,18 @@ def _histogram_points(run: Run) -> dict[str, Sequence[Point]]:
     window, buckets = last
     points: list[Point] = []
     before = None
-    for low, high, share in buckets:
+    for low, high, fraction in buckets:
         if low <= 0.0:
             continue
         if before != low:
             points += [] if before is None else [(before, 0.0)]
             points.append((low, 0.0))
-        points += [(low, share), (high, share)]
+        points += [(low, fraction), (high, fraction)]
         before = high
     if before is not None:
         points.append((before, 0.0))
     threshold = _threshold(window)
-    top = max((share for low, _, share in buckets if low > 0.0), default=0.0)
+    top = max((fraction for low, _, fraction in buckets if low > 0.0), default=0.0)
     line: list[Point] = [(threshold, 0.0), (threshold, top)] if threshold else []
     return {"drift": points, "T": line}
 
@@ -408,5 +408,5 @@ def _note_of_still_keys(run: Run) -> str:
     last = _last_buckets(run)
     if last is None:
         return ""
-    still = sum(share for low, _, share in last[1] if low <= 0.0)
+    still = sum(fraction for low, _, fraction in last[1] if low <= 0.0)
     return f"{run.name}: {still:.1%} of the hot keys did not move and are not drawn."

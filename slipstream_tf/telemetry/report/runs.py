@@ -185,7 +185,7 @@ def _printable(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class RunMeasure:
     """A column of the summary table.
 
     Attributes:
@@ -242,13 +242,13 @@ def _megabytes(run: Run) -> float | None:
 
 
 MEASURES = (
-    Measure("test AUC", lambda run: run.number("test", "auc"), "{:.4f}", False),
-    Measure("test log loss", lambda run: run.number("test", "log_loss"), "{:.4f}", False),
-    Measure("calibration", lambda run: run.number("test", "calibration"), "{:.3f}", False),
-    Measure("examples trained", lambda run: run.number("examples", "trained"), "{:,.0f}"),
-    Measure("gradient rows sent", _rows_sent, "{:,.0f}"),
-    Measure("MB between ranks", _megabytes, "{:,.1f}"),
-    Measure("seconds of training", lambda run: run.training_seconds, "{:,.1f}"),
+    RunMeasure("test AUC", lambda run: run.number("test", "auc"), "{:.4f}", False),
+    RunMeasure("test log loss", lambda run: run.number("test", "log_loss"), "{:.4f}", False),
+    RunMeasure("calibration", lambda run: run.number("test", "calibration"), "{:.3f}", False),
+    RunMeasure("examples trained", lambda run: run.number("examples", "trained"), "{:,.0f}"),
+    RunMeasure("gradient rows sent", _rows_sent, "{:,.0f}"),
+    RunMeasure("MB between ranks", _megabytes, "{:,.1f}"),
+    RunMeasure("seconds of training", lambda run: run.training_seconds, "{:,.1f}"),
 )
 
 
@@ -260,7 +260,7 @@ def csv_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
     header = ["run"]
     rows: list[list[Any]] = [[run.name] for run in runs]
     for measure in MEASURES:
-        how = "share of the first run's" if measure.is_relative else "less the first run's"
+        how = "fraction of the first run's" if measure.is_relative else "less the first run's"
         header += [measure.title, f"{measure.title}: difference, {how}"]
         for run, row in zip(runs, rows, strict=True):
             row += [measure.of(run), measure.difference(run, runs[0])]

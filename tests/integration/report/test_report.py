@@ -60,7 +60,7 @@ def test_files_have_the_records_numbers(
     assert float(second["test AUC"]) == paper["test"]["auc"]
     assert float(second["test AUC: difference, less the first run's"]) == pytest.approx(-0.37)
     assert float(second["gradient rows sent"]) == 1600
-    assert float(second["examples trained: difference, share of the first run's"]) == -0.5
+    assert float(second["examples trained: difference, fraction of the first run's"]) == -0.5
     policies, setting = rows_of(folder / "csv" / "settings_that_differ.csv")[1:]
     assert policies == {"setting": "policies", "plain": "(not set)", "paper": "skip_examples"}
     assert setting == {"setting": "engine.defer_max_age", "plain": "3", "paper": "5"}
@@ -73,7 +73,7 @@ def test_files_have_the_records_numbers(
     assert [r["run"] for r in thresholds] == ["paper"] * 7, "the first window has no drift"
     assert float(thresholds[-1]["examples seen"]) == 4000
     sent = rows_of(folder / "csv" / "rows_sent.csv")
-    assert float(sent[-1]["share of the rows offered"]) == pytest.approx(330 / 500)
+    assert float(sent[-1]["fraction of the rows offered"]) == pytest.approx(330 / 500)
     kinds = {r["category"]: float(r["MB"]) for r in rows_of(folder / "csv" / "bytes_by_kind.csv")}
     assert kinds["gradients"] == 4.0 and kinds["rows"] == 0.0
 

@@ -38,7 +38,7 @@ def train(store: SokStore, steps: int) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(table.lookup(keys) * tf.cast(keys + 1, tf.float32)[:, None])
         gradient = tape.gradient(loss, table.variable)
-        store.optimizer.apply_gradients(store.withhold([(gradient, table.variable)]))
+        store.optimizer.apply_gradients(store.filter_gradients([(gradient, table.variable)]))
 
 
 def rows_of(store: SokStore) -> np.ndarray:

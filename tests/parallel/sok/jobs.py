@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf.distributed import JobCheckpoints
+from slipstream_tf.distributed import CheckpointManager
 
 KEYS, GLOBAL_BATCH = 60, 24
 DIMS = {"one": 4, "two": 3}
@@ -27,8 +27,8 @@ RULES = {
 BY_KEYS = slip.Saturation(metric="l2", revisit_every=3)
 # Policy, and the rule that makes a key saturated.
 WAYS: dict[str, tuple[Any, slip.Saturation | None]] = {
-    "mask": (slip.MaskGradients(share=0.6), BY_KEYS),
-    "interval": (by_interval.DeferGradients(slip.Interval(7, share=0.6)), BY_KEYS),
+    "mask": (slip.MaskGradients(fraction=0.6), BY_KEYS),
+    "interval": (by_interval.DeferGradients(slip.Interval(7, fraction=0.6)), BY_KEYS),
     "movement": (slip.DeferGradients(slip.Movement(0.05, max_age=9)), None),
 }
 
@@ -79,9 +79,9 @@ class Job:
         self.head = tf.Variable(tf.ones([sum(DIMS[t] for t in FEATURES.values())]))
         self._step = tf.function(self._train, autograph=False) if is_traced else self._train
 
-    def checkpoints(self, folder: Path) -> JobCheckpoints:
+    def checkpoints(self, folder: Path) -> CheckpointManager:
         state = tf.train.Checkpoint(layer=self.layer, head=self.head)
-        return JobCheckpoints(
+        return CheckpointManager(
             folder, state, self.comm, self.store, engine=self.engine, background=False
         )
 

@@ -23,8 +23,8 @@ RULES = {
     "adam": slip.optimizers.Adam(0.05),
 }
 POLICIES = {
-    "mask": [slip.MaskGradients(share=0.5)],
-    "interval": [by_interval.DeferGradients(slip.Interval(3, share=0.5))],
+    "mask": [slip.MaskGradients(fraction=0.5)],
+    "interval": [by_interval.DeferGradients(slip.Interval(3, fraction=0.5))],
     "movement": [slip.DeferGradients(slip.Movement(0.02))],
 }
 

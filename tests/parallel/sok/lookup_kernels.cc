@@ -72,11 +72,11 @@ class HotnessOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const auto lengths = context->input(0).flat<int64_t>();
     const int64_t inputs = lengths.size() / (lookups_ * ranks_);
-    Tensor* most = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({lookups_}), &most));
-    most->vec<int32_t>().setZero();
+    Tensor* maximum = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({lookups_}), &maximum));
+    maximum->vec<int32_t>().setZero();
     for (int64_t i = 0; i < lengths.size(); ++i) {
-      int32_t& longest = most->vec<int32_t>()(i / inputs % lookups_);
+      int32_t& longest = maximum->vec<int32_t>()(i / inputs % lookups_);
       longest = std::max(longest, static_cast<int32_t>(lengths(i)));
     }
   }

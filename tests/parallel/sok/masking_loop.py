@@ -66,12 +66,12 @@ def batches(ranks: int):
 def engine_on(watched, mode: str) -> slip.Slipstream:
     """Returns the engine of a mode for a store or layer."""
     policies = {
-        "defer": by_interval.DeferGradients(slip.Interval(3, share=0.5)),
+        "defer": by_interval.DeferGradients(slip.Interval(3, fraction=0.5)),
         "movement": slip.DeferGradients(slip.Movement(0.02)),
     }
     return slip.Slipstream(
         watched,
-        policies.get(mode, slip.MaskGradients(share=0.5)),
+        policies.get(mode, slip.MaskGradients(fraction=0.5)),
         window=slip.Window(INTERVAL, warmup=0, seed=3),
         hot_set=slip.HotSet(memory="1MiB"),
         saturation=None if mode == "movement" else slip.Saturation(revisit_every=3),
@@ -111,7 +111,7 @@ class SokLoop:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(self.rows(keys) * targets) / self.comm.size
         gradients = tape.gradient(loss, [self.variable])
-        self.optimizer.apply_gradients(self.store.withhold([(gradients[0], self.variable)]))
+        self.optimizer.apply_gradients(self.store.filter_gradients([(gradients[0], self.variable)]))
 
 
 def native_of(rule: str, mode: str):

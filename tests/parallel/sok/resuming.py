@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import slipstream_tf as slip
-from slipstream_tf.distributed import JobCheckpoints, init
+from slipstream_tf.distributed import CheckpointManager, init
 
 KEYS, BATCH, STEPS, SAVED = 50, 24, 8, 4
 
@@ -43,8 +43,8 @@ def compare(comm, folder: Path, source: str, job: str) -> None:
     head, step_of = tf.Variable(tf.ones([4])), tf.Variable(0)
     checkpoint = tf.train.Checkpoint(layer=layer, head=head, step=step_of)
 
-    def checkpoints_of(job: str) -> JobCheckpoints:
-        return JobCheckpoints(folder / job, checkpoint, comm, layer.store)
+    def checkpoints_of(job: str) -> CheckpointManager:
+        return CheckpointManager(folder / job, checkpoint, comm, layer.store)
 
     checkpoints = checkpoints_of(job)
     start = 0

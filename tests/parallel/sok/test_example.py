@@ -39,13 +39,13 @@ def test_with_sok_and_without(
     assert done.returncode == 0, done.stdout + done.stderr
     native = done.stdout
     # SOK can be imported from here on.
-    beside = request.getfixturevalue("run_sok")("example.py", ranks, *arguments)
-    assert native.count(FALLBACK) == 1 and FALLBACK not in beside
-    for output in (native, beside):
+    others = request.getfixturevalue("run_sok")("example.py", ranks, *arguments)
+    assert native.count(FALLBACK) == 1 and FALLBACK not in others
+    for output in (native, others):
         applied, offered = rows_of(output)
         assert 0 < applied < 0.95 * offered
-    assert auc_of(beside) > 0.7
-    assert abs(auc_of(native) - auc_of(beside)) < 0.01
+    assert auc_of(others) > 0.7
+    assert abs(auc_of(native) - auc_of(others)) < 0.01
 
 
 def test_without_the_engine(run_sok: Callable[..., str]) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import slipstream_tf as slip
 from slipstream_tf._utils.agreement import gather_json
-from slipstream_tf.distributed import JobCheckpoints, ShardedStore, init
+from slipstream_tf.distributed import CheckpointManager, ShardedStore, init
 from slipstream_tf.tables import NativeStore, SokStore
 from slipstream_tf.tables.sok import wrap_optimizer
 from slipstream_tf.tables.sok.table import open_sok
@@ -28,8 +28,8 @@ NATIVE = {
     "legacy.Adam": slip.optimizers.Adam(0.05),
 }
 WAYS = {
-    "mask": slip.MaskGradients(share=0.6),
-    "interval": slip.DeferGradients(slip.Interval(7, share=0.6)),
+    "mask": slip.MaskGradients(fraction=0.6),
+    "interval": slip.DeferGradients(slip.Interval(7, fraction=0.6)),
     "movement": slip.DeferGradients(slip.Movement(0.05, max_age=9)),
 }
 
@@ -72,8 +72,8 @@ class Loop:
             saturation=None if way == "movement" else slip.Saturation(metric="l2"),
         )
 
-    def checkpoints(self, folder: Path) -> JobCheckpoints:
-        return JobCheckpoints(
+    def checkpoints(self, folder: Path) -> CheckpointManager:
+        return CheckpointManager(
             folder, tf.train.Checkpoint(), self.comm, self.store, engine=self.engine,
             background=False,
         )  # fmt: skip
@@ -88,7 +88,7 @@ class Loop:
                 rows = open_sok().all2all_dense_embedding(self.variable, keys)
                 loss = tf.reduce_mean(tf.square(rows - tf.sin(float(step)))) / self.comm.size
             pairs = [(tape.gradient(loss, self.variable), self.variable)]
-            self.updater.apply_gradients(self.store.withhold(pairs))
+            self.updater.apply_gradients(self.store.filter_gradients(pairs))
             self.engine.step()
 
     def found(self) -> dict:
@@ -140,8 +140,8 @@ def in_native_tables(comm, folder: Path, name: str, way: str, was: dict) -> None
         table = [slip.Table("t", DIM)]
         return NativeStore(table, rule) if comm.size == 1 else ShardedStore(table, rule, comm)
 
-    def saved(store, folder: Path) -> JobCheckpoints:
-        return JobCheckpoints(folder, tf.train.Checkpoint(), comm, store, background=False)
+    def saved(store, folder: Path) -> CheckpointManager:
+        return CheckpointManager(folder, tf.train.Checkpoint(), comm, store, background=False)
 
     here = store(NATIVE[name])
     assert saved(here, folder).restore().placement == "spread"

@@ -91,7 +91,9 @@ def mask_or_only_count(comm) -> None:
     store.set_row_flags("t", everyone[is_odd], np.full(is_odd.sum(), SATURATED))
     for is_shadow in (True, False):
         store.set_update_policy("t", UpdatePolicy("mask", is_shadow=is_shadow))
-        pairs = store.withhold([(slices, store.opened[0].variable), (None, other), (1.0, other)])
+        pairs = store.filter_gradients(
+            [(slices, store.opened[0].variable), (None, other), (1.0, other)]
+        )
         assert pairs[1:] == [(None, other), (1.0, other)]
         left = pairs[0][0]
         if is_shadow:
@@ -148,7 +150,7 @@ def watch_tables_on_one_rank(comm) -> None:
         loss = tf.add_n([tf.reduce_sum(rows) for rows in pooled])
     gradients = tape.gradient(loss, made)
     rate = tf.compat.v1.train.GradientDescentOptimizer(0.1)
-    rate.apply_gradients(store.withhold(zip(gradients, made, strict=True)))
+    rate.apply_gradients(store.filter_gradients(zip(gradients, made, strict=True)))
     expected = start.copy()
     expected[[0, 2]] -= np.float32(0.1) * comm.size
     np.testing.assert_allclose(made[comm.rank].numpy(), expected, rtol=1e-6)
@@ -174,7 +176,7 @@ def keep_masked_keys_from_eviction(comm, is_watched: bool) -> bool:
             store.set_row_flags("t", key, np.array([SATURATED]))
         news = comm.rank + comm.size * (1 + 10 * window + np.arange(10))
         gradient = tf.IndexedSlices(tf.ones([10, DIM]), tf.constant(news), tf.constant([1, DIM]))
-        optimizer.apply_gradients(store.withhold([(gradient, variable)]))
+        optimizer.apply_gradients(store.filter_gradients([(gradient, variable)]))
     row_is_there = np.array_equal(row, variable.sparse_read(tf.constant(key)))
     return row_is_there and np.array_equal(state, slot.sparse_read(tf.constant(key)))
 

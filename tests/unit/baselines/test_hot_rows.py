@@ -49,7 +49,7 @@ def drawn(popular: float, size: int, seed: int) -> Any:
 def test_training_is_that_of_a_plain_layer(kind: type[DLRM]) -> None:
     # Include batches that consist only of popular examples and batches without any.
     shares = [0.5, 0.7, 1.0, 0.0, 0.5, 0.9]
-    batches = [drawn(share, 16 + 3 * seed, seed) for seed, share in enumerate(shares)]
+    batches = [drawn(fraction, 16 + 3 * seed, seed) for seed, fraction in enumerate(shares)]
     plain = trained(DLRM, EmbeddingCollection(TABLES, optimizers.Adagrad(0.1, 0.1)), batches)
     split = trained(kind, HotRows(TABLES, optimizers.Adagrad(0.1, 0.1), HOT), batches)
     x, _ = drawn(0.5, 64, 99)

@@ -160,10 +160,10 @@ def test_a_header_that_lies_is_an_error_and_allocates_nothing(tmp_path: Path, he
     tracemalloc.start()
     with pytest.raises(CheckpointError) as raised:
         read_all(path)
-    _, most = tracemalloc.get_traced_memory()
+    _, maximum = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert str(path) in str(raised.value)
-    assert most < 1 << 22
+    assert maximum < 1 << 22
 
 
 def test_a_header_longer_than_the_file_is_not_read(tmp_path: Path) -> None:

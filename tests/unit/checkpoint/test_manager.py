@@ -1,4 +1,4 @@
-"""Tests of `distributed.JobCheckpoints` in one process: valid, damaged and refused checkpoints."""
+"""Tests of `CheckpointManager` in one process: valid, damaged and refused checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipstream_tf._utils import disk
 from slipstream_tf._utils.agreement import together
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
-from slipstream_tf.distributed import JobCheckpoints, SingleProcess
+from slipstream_tf.distributed import CheckpointManager, SingleProcess
 from slipstream_tf.optimizers import Adagrad
 from slipstream_tf.tables.native import NativeStore
 
@@ -47,11 +47,13 @@ class OneOf(SingleProcess):
         return tf.concat(parts, 0)
 
 
-def job(directory: Path, value: float = 0.0, **settings: Any) -> tuple[tf.Variable, JobCheckpoints]:
+def job(
+    directory: Path, value: float = 0.0, **settings: Any
+) -> tuple[tf.Variable, CheckpointManager]:
     variable = tf.Variable(tf.fill([100], value))
     checkpoint = tf.train.Checkpoint(variable=variable)
     settings = {"background": False, **settings}
-    return variable, JobCheckpoints(directory, checkpoint, SingleProcess(), None, **settings)
+    return variable, CheckpointManager(directory, checkpoint, SingleProcess(), None, **settings)
 
 
 def saved(directory: Path, steps: int = 3) -> list[Path]:
@@ -189,7 +191,7 @@ def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     other = tf.train.Checkpoint(other=tf.Variable(0.0))
     with pytest.raises(ValueError, match=r"other variables, .* optimizer\.build"):
-        JobCheckpoints(tmp_path, other, SingleProcess(), None).restore()
+        CheckpointManager(tmp_path, other, SingleProcess(), None).restore()
 
 
 def test_another_version_is_no_damage(tmp_path: Path) -> None:
@@ -205,8 +207,8 @@ def test_another_version_is_no_damage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 1.5, True])
 def test_what_to_keep_must_be_a_number(keep: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Invalid `keep`"):
-        job(tmp_path, keep=keep)
+    with pytest.raises(ValueError, match="Invalid `max_to_keep`"):
+        job(tmp_path, max_to_keep=keep)
 
 
 def test_a_step_must_be_a_number(tmp_path: Path) -> None:
@@ -287,11 +289,11 @@ def test_a_process_ends_after_its_checkpoint_is_written(tmp_path: Path) -> None:
     program = (
         "import sys, time, tensorflow as tf\n"
         "from slipstream_tf._utils import disk\n"
-        "from slipstream_tf.distributed import JobCheckpoints, SingleProcess\n"
+        "from slipstream_tf.distributed import CheckpointManager, SingleProcess\n"
         "sync = disk.sync\n"
         "disk.sync = lambda path: (time.sleep(0.1), sync(path))\n"
         "checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))\n"
-        "JobCheckpoints(sys.argv[1], checkpoint, SingleProcess(), None).save(1)\n"
+        "CheckpointManager(sys.argv[1], checkpoint, SingleProcess(), None).save(1)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
     assert names(tmp_path) == ["checkpoint-000001"]
@@ -311,8 +313,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
         pytest.skip("needs to mount a small file system")
     try:
         store = NativeStore([Table("t", 4)], Adagrad(0.1))
-        settings: dict[str, Any] = {"keep": 9, "background": True}
-        checkpoints = JobCheckpoints(
+        settings: dict[str, Any] = {"max_to_keep": 9, "background": True}
+        checkpoints = CheckpointManager(
             small / "c", tf.train.Checkpoint(), SingleProcess(), store, **settings
         )
         with pytest.raises((OSError, tf.errors.OpError), match=r"No space left|ResourceExhausted"):
@@ -341,8 +343,8 @@ def test_only_changed_rows_are_written_unless_a_write_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = NativeStore([Table("t", 4)], Adagrad(0.1))
-    kept = JobCheckpoints(
-        tmp_path, tf.train.Checkpoint(), SingleProcess(), store, keep=1, background=False
+    kept = CheckpointManager(
+        tmp_path, tf.train.Checkpoint(), SingleProcess(), store, max_to_keep=1, background=False
     )
     expected = np.zeros((2000, 4), np.float32)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from slipstream_tf import Storage, Table, initializers, optimizers
 from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint.manifest import NAME, read_manifest
-from slipstream_tf.distributed import JobCheckpoints, SingleProcess
+from slipstream_tf.distributed import CheckpointManager, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore
 
@@ -41,9 +41,11 @@ def train(store: NativeStore, begin: int, end: int) -> None:
         store.apply_gradients(plan, [tf.constant(gradient)])
 
 
-def checkpoints(folder: Path, store: NativeStore, keep: int = 2) -> JobCheckpoints:
+def checkpoints(folder: Path, store: NativeStore, keep: int = 2) -> CheckpointManager:
     checkpoint = tf.train.Checkpoint(x=tf.Variable(1.0))
-    return JobCheckpoints(folder, checkpoint, SingleProcess(), store, keep=keep, background=False)
+    return CheckpointManager(
+        folder, checkpoint, SingleProcess(), store, max_to_keep=keep, background=False
+    )
 
 
 def files_of(folder: Path) -> dict[str, Path]:

@@ -76,10 +76,10 @@ def test_tables_are_taken_by_name(form: str, tmp_path: Any, caplog: Any) -> None
         if form == "state":
             restore_state(store, export_state(saved), "a test")
         else:
-            distributed.JobCheckpoints(str(tmp_path), dense, comm, store).restore()
+            distributed.CheckpointManager(str(tmp_path), dense, comm, store).restore()
 
     if form == "job":
-        distributed.JobCheckpoints(str(tmp_path), dense, comm, saved, background=False).save(1)
+        distributed.CheckpointManager(str(tmp_path), dense, comm, saved, background=False).save(1)
     with pytest.raises((ValueError, checkpoint.CheckpointError), match=r"tables_by_name\(\)"):
         load()
     for name, contents in before.items():

@@ -202,14 +202,14 @@ def test_a_file_of_another_table_is_refused(tmp_path):
         SavedTable([folder / "table-000"], "1", parts[0].entry())
 
 
-@pytest.mark.parametrize("told", [{"before": 5}, {"rows": "x"}, {"before": [7]}])
-def test_a_forged_header_is_an_error(tmp_path, monkeypatch, told):
+@pytest.mark.parametrize("reported", [{"before": 5}, {"rows": "x"}, {"before": [7]}])
+def test_a_forged_header_is_an_error(tmp_path, monkeypatch, reported):
     store = store_of()
     write(store, np.arange(10), 1.0)
     saved, plain = Saved(store, tmp_path), array_file.write
 
     def forged(path, checkpoint, meta, groups):
-        return plain(path, checkpoint, {**meta, **told}, groups)
+        return plain(path, checkpoint, {**meta, **reported}, groups)
 
     monkeypatch.setattr(array_file, "write", forged)
     with pytest.raises(CheckpointError):

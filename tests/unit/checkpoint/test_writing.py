@@ -18,7 +18,7 @@ from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import writing
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
 from slipstream_tf.checkpoint.table_parts import TablePart
-from slipstream_tf.checkpoint.tables import SavedTable, without_least
+from slipstream_tf.checkpoint.tables import SavedTable, keep_most_valuable
 from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank
 
 
@@ -28,9 +28,9 @@ def manifest(size: int) -> Manifest:
 
 def note(staging: Path, rank: int) -> None:
     (staging / f"rank-{rank}").mkdir(exist_ok=True)
-    told = {"checkpoint": "me", "files": {}, "tables": [], "position": None, "rng": None}
+    reported = {"checkpoint": "me", "files": {}, "tables": [], "position": None, "rng": None}
     path = staging / f"rank-{rank}.json"
-    path.with_suffix(".partial").write_text(json.dumps({**told, "saturation": None}))
+    path.with_suffix(".partial").write_text(json.dumps({**reported, "saturation": None}))
     path.with_suffix(".partial").rename(path)
 
 
@@ -75,13 +75,13 @@ def test_rows_leave_as_they_would_from_a_full_table() -> None:
         "steps": np.array([7, 8]),
     }
     pinned = np.array([1])
-    by_count = without_least(contents, 3, pinned, "lfu")
+    by_count = keep_most_valuable(contents, 3, pinned, "lfu")
     assert by_count["keys"].tolist() == [0, 1, 3]
     assert by_count["rows"].tolist() == contents["rows"][[0, 1, 3]].tolist()
-    assert without_least(contents, 3, pinned, "lru")["keys"].tolist() == [1, 3, 4]
-    assert without_least(contents, 5, pinned, "lru") is contents
+    assert keep_most_valuable(contents, 3, pinned, "lru")["keys"].tolist() == [1, 3, 4]
+    assert keep_most_valuable(contents, 5, pinned, "lru") is contents
     # Pinned rows are kept even if they exceed the limit.
-    assert without_least(contents, 0, np.arange(5), "lfu")["keys"].size == 5
+    assert keep_most_valuable(contents, 0, np.arange(5), "lfu")["keys"].size == 5
 
 
 ROWS, DIM, POINTS = 100, 2, 60
@@ -110,7 +110,7 @@ def part(step: int, table: int) -> TablePart:
 
 
 def save(directory: Path, step: int, keep: int = 2) -> None:
-    """Writes a checkpoint as `JobCheckpoints` does, without the TensorFlow files."""
+    """Writes a checkpoint as `CheckpointManager` does, without the TensorFlow files."""
     name = writing.stage(directory)
     (directory / writing.STAGING / "rank-0").mkdir()
     files = RankFiles(

@@ -62,8 +62,8 @@ def test_parts_of_a_step_are_all_inputs_once_and_tell_their_share(inputs: int, s
         sizes = [len(label) for _, label in parts]
         for (features, label), own in zip(parts, sizes, strict=True):
             assert features["id"].numpy().tolist() == label.numpy().tolist()
-            share = np.float32(own * size / sum(sizes))
-            assert features["share_of_step"].numpy().tolist() == [share] * own
+            fraction = np.float32(own * size / sum(sizes))
+            assert features["fraction_of_step"].numpy().tolist() == [fraction] * own
             taken += label.numpy().tolist()
     assert taken == list(range(inputs))
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slipstream_tf.cli.checkpoints import saving_of
+from slipstream_tf.cli.checkpoints import checkpoint_settings
 from slipstream_tf.cli.flag_set import FROM_FILE, UsageError
 from slipstream_tf.cli.settings import resolve
 from slipstream_tf.cli.train_flags import make_flags
@@ -29,21 +29,21 @@ def settled(tmp_path):
 def test_values_of_the_file_replace_presets_and_defaults(settled):
     content = {
         "dim": 32, "mlp": [128, 64], "batch_norm": True, "rows_init": 0.2, "batch_size": 64,
-        "hot_set_memory": 4096, "policies": ["skip_examples"], "skip_share": 0.25,
+        "hot_set_memory": 4096, "policies": ["skip_examples"], "skip_fraction": 0.25,
         "memory": "1GB", "spill": "/local",
     }  # fmt: skip
     settings = settled(content)
     assert (settings.dim, settings.mlp, settings.batch_norm) == (32, (128, 64), True)
     assert (settings.rows_init, settings.batch_size) == (0.2, 64)
     assert (settings.policies, settings.memory) == (("skip_examples",), "1GB")
-    assert settings.engine["skip_share"] == 0.25 and settings.engine["hot_set_memory"] == 4096
+    assert settings.engine["skip_fraction"] == 0.25 and settings.engine["hot_set_memory"] == 4096
 
 
 def test_the_command_line_wins(settled):
-    content = {"dim": 32, "batch_norm": True, "model": "dcn", "skip_share": 0.25}
+    content = {"dim": 32, "batch_norm": True, "model": "dcn", "skip_fraction": 0.25}
     settings = settled(content, "--dim=8", "--nobatch_norm", "--policies=skip_examples")
     assert (settings.dim, settings.batch_norm, settings.model) == (8, False, "dcn")
-    assert settings.engine["skip_share"] == 0.25
+    assert settings.engine["skip_fraction"] == 0.25
 
 
 def test_a_flag_of_the_file_may_have_no_effect(settled):
@@ -79,9 +79,9 @@ def test_a_control_takes_a_file_with_policies(settled, tmp_path):
 def test_checkpoints_of_the_file_need_an_output(tmp_path):
     path = tmp_path / "run.json"
     path.write_text('{"checkpoint_every": 5, "resume": true}')
-    assert not saving_of(*make_flags().parse([f"--settings={path}"])).is_used
+    assert not checkpoint_settings(*make_flags().parse([f"--settings={path}"])).is_used
     with pytest.raises(UsageError, match=r"--resume does nothing here\. Allowed: with --output"):
-        saving_of(*make_flags().parse([f"--settings={path}", "--resume"]))
+        checkpoint_settings(*make_flags().parse([f"--settings={path}", "--resume"]))
 
 
 def test_flags_of_saving_and_output_come_from_the_file(tmp_path):

@@ -28,7 +28,7 @@ def again(command, data="generated"):
 def test_a_dry_run_alone_looks_at_examples_and_at_rows():
     flags, settings = settled("--data=generated", "--dry_run", "--output=runs/dry")
     assert settings.dry_run and settings.policies == ("skip_examples", "defer_gradients")
-    assert settings.engine["skip_by"] == "foreseen_loss"
+    assert settings.engine["skip_score"] == "predicted_loss"
     found = train.commands_to_switch_on(flags, settings, 1)
     assert list(found) == ["skip_examples", "uniform", "random", "stop", "defer_gradients"]
     for policy in ("skip_examples", "defer_gradients"):
@@ -44,24 +44,24 @@ def test_beside_a_penalty_a_dry_run_looks_at_examples_alone():
     alone = settled("--data=f.tsv", "--dry_run", "--rows_l2=0.01")[1]
     assert alone.rows_l2 and alone.policies == ("skip_examples",)
     flags, settings = settled("--data=f.tsv", "--dry_run", "--rows_l2=0", "--epochs=25")
-    assert settings.engine["skip_by"] == "foreseen_loss", "over several epochs, too"
+    assert settings.engine["skip_score"] == "predicted_loss", "over several epochs, too"
     found = train.commands_to_switch_on(flags, settings, 1)
-    assert again(found["skip_examples"]).engine["skip_by"] == "foreseen_loss"
+    assert again(found["skip_examples"]).engine["skip_score"] == "predicted_loss"
     assert again(found["defer_gradients"]).engine == {}
     words = train.how_to_switch_on(flags, settings, 1)
     assert "add --policies=skip_examples in place of --dry_run" in words
-    _, plain = settled("--data=f.tsv", "--dry_run", "--skip_by=row_drift")
-    assert plain.engine["skip_by"] == "row_drift"
+    _, plain = settled("--data=f.tsv", "--dry_run", "--skip_score=row_drift")
+    assert plain.engine["skip_score"] == "row_drift"
 
 
 def test_flags_stay_where_they_matter():
     flags, settings = settled(
-        "--data=my clicks.tsv", "--dry_run", "--skip_share=0.5", "--pilot=linear", "--seed=7",
+        "--data=my clicks.tsv", "--dry_run", "--skip_fraction=0.5", "--pilot=linear", "--seed=7",
         "--defer_max_age=50", "--mlp=32-16", data="criteo",
     )  # fmt: skip
     found = train.commands_to_switch_on(flags, settings, 1)
     skip, defer = (again(found[p], "criteo") for p in ("skip_examples", "defer_gradients"))
-    assert {"skip_share": 0.5, "pilot": "linear"}.items() <= skip.engine.items()
+    assert {"skip_fraction": 0.5, "pilot": "linear"}.items() <= skip.engine.items()
     assert "defer_max_age" not in skip.engine
     assert defer.engine == {"defer_max_age": 50}
     for one in (skip, defer):

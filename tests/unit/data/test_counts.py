@@ -35,14 +35,14 @@ def test_exact_counts(blocks):
     st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=40), max_size=20),
     st.integers(2, 40),
 )
-def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, most):
-    counted = KeyCounts(["a", "b"], most)
+def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, maximum):
+    counted = KeyCounts(["a", "b"], maximum)
     expected = {"a": collections.Counter(), "b": collections.Counter()}
     for number, block in enumerate(blocks):
         name = "ab"[number % 2]
         counted.add(name, np.array(block, np.int64))
         expected[name].update(block)
-        assert sum(field.num_entries for field in counted.fields.values()) <= most
+        assert sum(field.num_entries for field in counted.fields.values()) <= maximum
     for name, field in counted.fields.items():
         kept = dict(zip(*(values.tolist() for values in field.result()), strict=True))
         for key, count in expected[name].items():

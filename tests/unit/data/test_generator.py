@@ -93,8 +93,8 @@ def test_ranks_follow_zipf(cardinality):
     steps = 1 + (np.arange(cardinality * 100) + 0.5) / 100
     mass = (steps**-generator.ZIPF).reshape(cardinality, 100).sum(axis=1)
     mass /= mass.sum()
-    share = np.bincount(ranks[:, 0], minlength=cardinality) / len(ranks)
-    assert abs(share - mass).max() < 0.006
+    fraction = np.bincount(ranks[:, 0], minlength=cardinality) / len(ranks)
+    assert abs(fraction - mass).max() < 0.006
     ends = zipf_ranks(np.array([[0.0], [1 - 2**-53]]), np.array([float(cardinality)]))
     assert ends[:, 0].tolist() == [0, cardinality - 1]
 
@@ -193,7 +193,7 @@ def test_parts_are_streams_of_their_own_and_the_law_ranks_best(monkeypatch):
         expected = reader.click_logits(features["keys"], features["dense"])
         np.testing.assert_allclose(logits, expected, rtol=1e-5)
         assert 0.8 < click_metrics(labels, logits).auc < 0.92
-        monkeypatch.setattr(generator, "_MOST_PREDICTED", 100)
+        monkeypatch.setattr(generator, "_MAX_PREDICTED", 100)
         few, _ = reader.best_predictions()
         monkeypatch.undo()
         np.testing.assert_array_equal(few, label[:100])

@@ -121,10 +121,10 @@ def test_the_program_prints_tables_that_work(prepared, tmp_path, capsys):
     assert [table.name for table in layer.tables] == ["user", "ad"]
     assert any(table.storage.spill for table in layer.tables)
     assert run_program(plan.make_flags(), plan.main, [*arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["memory_bytes"] <= memory
-    assert 0 < told["served"] < 1
-    assert told["step"]["misses"] > 0
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["memory_bytes"] <= memory
+    assert 0 < reported["served"] < 1
+    assert reported["step"]["misses"] > 0
 
 
 def test_the_program_names_what_is_missing(prepared, tmp_path, capsys):

@@ -66,7 +66,7 @@ def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
     numbered(tmp_path / "data" / "a.parquet", 0, 7500, row_group_size=333)
     (tmp_path / "data" / "_SUCCESS").touch()
     options = {"label": "click", "keys": ["row"]}
-    most = 1200 if batch_size == 1 else 12_000
+    maximum = 1200 if batch_size == 1 else 12_000
     reader = {
         part: ParquetReader(tmp_path / "data", batch_size, part=part, **options)
         for part in ("train", "test", None)
@@ -75,8 +75,8 @@ def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
     is_test = rows // 100 % 10 == 9
     expected = {"train": rows[~is_test], "test": rows[is_test], None: rows}
     for part, want in expected.items():
-        keys, label = joined(reader[part], -(-most // batch_size))
-        np.testing.assert_array_equal(keys[:, 0], want[:most])
+        keys, label = joined(reader[part], -(-maximum // batch_size))
+        np.testing.assert_array_equal(keys[:, 0], want[:maximum])
         np.testing.assert_array_equal(label, keys[:, 0] % 2)
 
 

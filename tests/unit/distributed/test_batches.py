@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.distributed import SingleProcess, even_ends, scale_loss, with_next
+from slipstream_tf.distributed import SingleProcess, pad_to_equal_steps, prefetch_keys, scale_loss
 from slipstream_tf.distributed.elastic import BlocksLeft
-from slipstream_tf.sampling.notes import note_share
+from slipstream_tf.sampling.notes import note_fraction
 
 
 class WithOthers:
@@ -50,13 +50,13 @@ def features_and_labels(inputs: int, batch_size: int, drop_remainder: bool = Fal
 
 def test_one_process_keeps_its_dataset():
     data = tf.data.Dataset.range(6).batch(2)
-    assert even_ends(data, SingleProcess()) is data
+    assert pad_to_equal_steps(data, SingleProcess()) is data
 
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
 def test_empty_batches_follow_until_all_have_ended(drop_remainder):
     data = features_and_labels(4, 2, drop_remainder)
-    got = list(even_ends(data, WithOthers(5)))
+    got = list(pad_to_equal_steps(data, WithOthers(5)))
     assert [int(labels.shape[0]) for _, labels in got] == [2, 2, 0, 0, 0]
     for (features, labels), (wanted, _) in zip(got, data, strict=False):
         for name in ("keys", "name"):
@@ -72,8 +72,8 @@ def test_empty_batches_follow_until_all_have_ended(drop_remainder):
 
 def test_the_share_of_each_batch_is_noted():
     data = tf.data.Dataset.from_tensor_slices(({"keys": np.arange(5)}, np.ones(5))).batch(3)
-    got = list(even_ends(data, WithOthers(3, 1), note_share))
-    shares = [features["share_of_step"].numpy().tolist() for features, _ in got]
+    got = list(pad_to_equal_steps(data, WithOthers(3, 1), note_fraction))
+    shares = [features["fraction_of_step"].numpy().tolist() for features, _ in got]
     # The ranks have 3 + 1, 2 + 1 and 0 + 1 examples. This rank's counts are divided by the means 2,
     # 1.5 and 0.5.
     assert shares == [[1.5] * 3, [np.float32(4 / 3)] * 2, []]
@@ -81,24 +81,24 @@ def test_the_share_of_each_batch_is_noted():
 
 def test_ranks_that_end_first_hold_nobody_up():
     data = tf.data.Dataset.range(5).batch(2)
-    got = [batch.numpy().tolist() for batch in even_ends(data, WithOthers(1))]
+    got = [batch.numpy().tolist() for batch in pad_to_equal_steps(data, WithOthers(1))]
     assert got == [[0, 1], [2, 3], [4]]
 
 
 def test_a_rank_without_data_gets_empty_batches():
     data = features_and_labels(4, 2).take(0)
-    assert [int(y.shape[0]) for _, y in even_ends(data, WithOthers(3))] == [0, 0, 0]
+    assert [int(y.shape[0]) for _, y in pad_to_equal_steps(data, WithOthers(3))] == [0, 0, 0]
 
 
 def test_elements_keep_their_structure_and_lose_their_batch_size():
     data = tf.data.Dataset.from_tensor_slices({"a": tf.zeros([4, 2])}).batch(2, drop_remainder=True)
-    spec = even_ends(data, WithOthers(2)).element_spec
+    spec = pad_to_equal_steps(data, WithOthers(2)).element_spec
     assert spec == {"a": tf.TensorSpec([None, 2], tf.float32)}
 
 
 def test_sparse_batches_have_an_end_of_no_inputs():
     keys = tf.sparse.from_dense(tf.constant([["a", ""], ["b", "c"]]))
-    real, empty = even_ends(tf.data.Dataset.from_tensors({"keys": keys}), WithOthers(2))
+    real, empty = pad_to_equal_steps(tf.data.Dataset.from_tensors({"keys": keys}), WithOthers(2))
     assert tf.sparse.to_dense(real["keys"]).numpy().tolist() == [[b"a", b""], [b"b", b"c"]]
     assert empty["keys"].dense_shape.numpy().tolist() == [0, 2]
 
@@ -113,7 +113,7 @@ def test_sparse_batches_have_an_end_of_no_inputs():
 )
 def test_what_has_no_empty_batch_is_refused_on_one_rank_too(data):
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*a dense tensor, a RaggedTensor"):
-        even_ends(data, SingleProcess())
+        pad_to_equal_steps(data, SingleProcess())
 
 
 def test_the_loss_of_one_process_is_its_own():
@@ -143,7 +143,7 @@ def test_averaged_gradients_are_those_of_all_inputs(run_as_ranks, sizes):
     np.testing.assert_allclose(np.mean([gradient for _, gradient in got]), wanted)
 
 
-@pytest.mark.parametrize(("transform", "ahead"), [("even_ends", 0), ("with_next", 1)])
+@pytest.mark.parametrize(("transform", "ahead"), [("pad_to_equal_steps", 0), ("prefetch_keys", 1)])
 def test_no_batch_is_made_before_it_is_pulled(transform, ahead):
     made = tf.Variable(0, dtype=tf.int64)
 
@@ -155,7 +155,11 @@ def test_no_batch_is_made_before_it_is_pulled(transform, ahead):
     # As in `Slipstream.apply`. Otherwise TensorFlow may add a prefetch.
     options.experimental_optimization.inject_prefetch = False
     data = tf.data.Dataset.range(50).batch(2).map(note).with_options(options)
-    data = even_ends(data, WithOthers(99)) if transform == "even_ends" else with_next(data)
+    data = (
+        pad_to_equal_steps(data, WithOthers(99))
+        if transform == "pad_to_equal_steps"
+        else prefetch_keys(data)
+    )
     batches = iter(data)
     for pulled in range(1, 9):
         next(batches)
@@ -171,7 +175,7 @@ def bags(values, lengths, splits):
 def test_each_batch_has_the_keys_of_the_next_and_the_last_has_none():
     keys = np.arange(14, dtype=np.int64).reshape(7, 2)
     data = tf.data.Dataset.from_tensor_slices(({"keys": keys, "dense": keys + 0.5}, keys[:, 0]))
-    got = list(with_next(data.batch(3)))
+    got = list(prefetch_keys(data.batch(3)))
     wanted = list(data.batch(3))
     assert len(got) == 3
     for (features, label), (before, label_before) in zip(got, wanted, strict=True):
@@ -195,7 +199,7 @@ def test_ragged_keys_of_several_features_and_batches_of_no_inputs(splits):
     spec = (tf.TensorSpec([None], tf.int64),) * 3
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
     data = data.map(lambda flat, n, one: {"keys": {"bag": bags(flat, n, splits), "one": one}})
-    got = list(with_next(data))
+    got = list(prefetch_keys(data))
     assert len(got) == 3
     assert [x["keys"]["bag"].to_list() for x in got] == [
         [[0, 1], []],
@@ -211,7 +215,7 @@ def test_ragged_keys_of_several_features_and_batches_of_no_inputs(splits):
 
 def test_batches_of_a_known_size_and_a_last_one_of_another():
     data = tf.data.Dataset.from_tensor_slices({"keys": np.arange(6, dtype=np.int64)})
-    data = with_next(data.batch(2, drop_remainder=True))
+    data = prefetch_keys(data.batch(2, drop_remainder=True))
     assert data.cardinality().numpy() == 3
     assert data.element_spec["keys"].shape.as_list() == [None]
     assert [x["next_keys"].numpy().tolist() for x in data] == [[2, 3], [4, 5], []]
@@ -227,9 +231,9 @@ def test_no_batch_is_pulled_twice():
 
     signature = tf.TensorSpec([None], tf.int64)
     data = tf.data.Dataset.from_generator(generate, output_signature=signature)
-    data = with_next(data.map(lambda keys: {"keys": keys}))
+    data = prefetch_keys(data.map(lambda keys: {"keys": keys}))
     assert [int(x["keys"][0]) for x in data] == pulled == [0, 1, 2, 3]
-    assert list(with_next(data.take(0).map(lambda x: {"keys": x["keys"]}))) == []
+    assert list(prefetch_keys(data.take(0).map(lambda x: {"keys": x["keys"]}))) == []
 
 
 @pytest.mark.parametrize(
@@ -244,13 +248,13 @@ def test_no_batch_is_pulled_twice():
 def test_what_has_no_place_for_next_keys_is_refused(element):
     data = tf.data.Dataset.from_tensor_slices(element).batch(2)
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*a dictionary with 'keys'"):
-        with_next(data)
+        prefetch_keys(data)
 
 
 def test_what_has_no_empty_batch_is_refused():
     data = tf.data.Dataset.from_tensors({"keys": np.zeros(3, np.int64), "scalar": 1})
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*batch dimension"):
-        with_next(data)
+        prefetch_keys(data)
 
 
 BLOCKS = 60

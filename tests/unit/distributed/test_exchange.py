@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, distributed
-from slipstream_tf._utils.comm import WIRE_DTYPES, Link, Names, copies_of, encoded_bytes
+from slipstream_tf._utils.comm import WIRE_DTYPES, CollectiveNames, Link, copies_of, encoded_bytes
 from slipstream_tf.distributed import SingleProcess, exchange
 from slipstream_tf.distributed.sharded import ShardedStore
 from slipstream_tf.ops import exchange as exchange_ops
@@ -19,7 +19,7 @@ from slipstream_tf.ops.exchange import SendBuffer
 
 
 def test_eager_calls_of_one_collective_have_one_name():
-    names = Names("test_eager")
+    names = CollectiveNames("test_eager")
     assert [names.of("a"), names.of("b"), names.of("a")] == [
         "slipstream.test_eager.a",
         "slipstream.test_eager.b",
@@ -28,13 +28,13 @@ def test_eager_calls_of_one_collective_have_one_name():
 
 
 def test_objects_with_one_prefix_are_numbered():
-    first, second = Names("test_numbers"), Names("test_numbers")
+    first, second = CollectiveNames("test_numbers"), CollectiveNames("test_numbers")
     assert first.of("a") == "slipstream.test_numbers.a"
     assert second.of("a") == "slipstream.test_numbers.1.a"
 
 
 def test_every_graph_numbers_its_collectives_anew():
-    names, seen = Names("test_graphs"), []
+    names, seen = CollectiveNames("test_graphs"), []
 
     @tf.function
     def step(x):
@@ -70,7 +70,7 @@ def rows_of(sizes, keys, values) -> SendBuffer:
 
 def test_rows_of_one_process_stay_where_they_are():
     own = rows_of([1, 0], [4], [1.0, 2.0])
-    names = Names("test_alone")
+    names = CollectiveNames("test_alone")
     got = exchange.exchange_rows(SingleProcess(), own, [2, 1], names, "rows", "gradients", 1, False)
     assert got is own
 
@@ -89,7 +89,7 @@ def test_steps_of_the_wire_are_checked():
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
     values = np.float32([1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e4])
-    own, names = rows_of([2], [4, 5], values), Names(f"test_rounding_{dtype}")
+    own, names = rows_of([2], [4, 5], values), CollectiveNames(f"test_rounding_{dtype}")
     number = WIRE_DTYPES.index(dtype)
     # With two rows of two values, int8 rounds to one of the two adjacent multiples of max / 127.
     allowed = {
@@ -111,7 +111,7 @@ def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
 
 def test_all_ranks_get_the_rows_of_all(run_as_ranks):
     sent = [rows_of([1, 1], [4, 5], [1, 2, 3]), rows_of([0, 0], [], []), rows_of([0, 1], [6], [4])]
-    names = Names("test_rows")
+    names = CollectiveNames("test_rows")
 
     def program(comm):
         own = sent[comm.rank]
@@ -124,7 +124,7 @@ def test_all_ranks_get_the_rows_of_all(run_as_ranks):
 
 
 def test_each_rank_gets_what_is_meant_for_it(run_as_ranks):
-    names = Names("test_owners")
+    names = CollectiveNames("test_owners")
 
     def program(comm):
         # Each rank sends one row of each table to rank 0, and two rows of the second table to rank

@@ -118,8 +118,8 @@ def test_ranks_train_the_rows_of_one_process(run_as_ranks, kind):
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged"])
-def test_keys_that_are_announced_give_the_same_rows(run_as_ranks, form):
-    """The next batch is announced and looked up in the same layout."""
+def test_keys_that_are_prefetched_give_the_same_rows(run_as_ranks, form):
+    """The next batch is prefetched and looked up in the same layout."""
 
     def laid_out(keys):
         keys = tf.constant(keys, tf.int64)
@@ -135,7 +135,7 @@ def test_keys_that_are_announced_give_the_same_rows(run_as_ranks, form):
         for batch, following in itertools.pairwise([*batches, *batches, None]):
             rows, plan = store.lookup(batch, training=True)
             if prefetch and following is not None:
-                store.announce(following)
+                store.prefetch_keys(following)
             store.apply_gradients(plan, [tf.sin(part) for part in rows])
             looked_up += [part.numpy() for part in rows]
         return looked_up

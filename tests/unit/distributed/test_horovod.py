@@ -77,13 +77,13 @@ ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="thre
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 def test_ranks_share_out_a_machine(ranks: int) -> None:
     machine = [0, 1, 2, 3, 8, 9, 10]
-    shares = [list(horovod.share_of(machine, rank, ranks)) for rank in range(ranks)]
-    assert [one for share in shares for one in share] == machine
+    shares = [list(horovod.part_of(machine, rank, ranks)) for rank in range(ranks)]
+    assert [one for fraction in shares for one in fraction] == machine
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_more_ranks_than_processors_share_all() -> None:
-    assert all(horovod.share_of([1, 3], rank, 3) == [1, 3] for rank in range(3))
+    assert all(horovod.part_of([1, 3], rank, 3) == [1, 3] for rank in range(3))
 
 
 def test_threads_of_a_core_are_neighbours(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ stop = threading.Event()
 thread = threading.Thread(target=stop.wait)
 thread.start()
 before = sorted(os.sched_getaffinity(0))
-found = horovod.keep_to_share(int(sys.argv[1]), int(sys.argv[2]))
+found = horovod.keep_to_part(int(sys.argv[1]), int(sys.argv[2]))
 now = [sorted(os.sched_getaffinity(one)) for one in (0, thread.native_id)]
 stop.set()
 print(json.dumps([before, found, now]))

@@ -54,8 +54,8 @@ def test_ranks_have_the_rate_of_one_process(run_as_ranks, kind):
 
     ((alone, rates),) = run_as_ranks(1, program)
     assert rates == pytest.approx([0.25, 0.1 * 0.5**3], abs=1e-6)
-    for found, told in run_as_ranks(3, program):
-        assert told == rates
+    for found, reported in run_as_ranks(3, program):
+        assert reported == rates
         for (keys, values), (all_keys, all_values) in zip(found, alone, strict=True):
             expected = all_values[np.searchsorted(all_keys, keys)]
             np.testing.assert_allclose(values, expected, rtol=0, atol=2e-5)
@@ -74,8 +74,8 @@ def test_what_is_restored_goes_on(run_as_ranks, kind):
             train(store, comm, range(3, STEPS))
         return rows(whole), rows(restored)
 
-    for (plain, rates), (again, told) in run_as_ranks(2, program):
-        assert told == rates
+    for (plain, rates), (again, reported) in run_as_ranks(2, program):
+        assert reported == rates
         for (keys, values), (other_keys, other_values) in zip(plain, again, strict=True):
             np.testing.assert_array_equal(keys, other_keys)
             np.testing.assert_array_equal(values, other_values)

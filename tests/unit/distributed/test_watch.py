@@ -111,7 +111,7 @@ def test_strangers_hold_nobody_up(greeting):
     strangers = []
 
     def meet(text):
-        for _ in range(mesh._MOST_STRANGERS // 2):
+        for _ in range(mesh._MAX_UNKNOWN_CALLERS // 2):
             strangers.append(socket.create_connection(place_of(text)))
             with contextlib.suppress(OSError):  # The server has already closed the connection.
                 strangers[-1].sendall(greeting)
@@ -129,7 +129,7 @@ def test_strangers_hold_nobody_up(greeting):
 
 def test_thousands_of_strangers_change_nothing():
     """Clients connect while the ranks do and send random bytes."""
-    ends, told = threading.Event(), []
+    ends, reported = threading.Event(), []
 
     def flood(place: tuple[str, int], seed: int) -> int:
         draw, staying, came = random.Random(seed), [], 0
@@ -149,13 +149,13 @@ def test_thousands_of_strangers_change_nothing():
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
 
         def meet(text: str) -> None:
-            told.extend(pool.submit(flood, place_of(text), seed) for seed in range(2))
+            reported.extend(pool.submit(flood, place_of(text), seed) for seed in range(2))
             time.sleep(0.05)
 
         links = connected(3, timeout=20.0, before=meet)
         watches = [Watch(rank, own, peers, TIMEOUT) for rank, (own, peers) in enumerate(links)]
         ends.set()
-        assert sum(task.result(TIMEOUT) for task in told) > 100
+        assert sum(task.result(TIMEOUT) for task in reported) > 100
     assert [set(peers) for _, peers in links] == [{1, 2}, {0, 2}, {0, 1}]
     assert watches[0].explain(HOROVOD_ERROR) is None  # No rank is lost.
     for watch in watches:
@@ -174,9 +174,9 @@ def test_a_stranger_turned_away_for_another_is_not_listened_to():
 
         door = mesh._Door([server], "job", 0, 2, time.monotonic() + 0.3)
         oldest = come()
-        for _ in range(mesh._MOST_STRANGERS):
+        for _ in range(mesh._MAX_UNKNOWN_CALLERS):
             come()
-        for _ in range(mesh._MOST_STRANGERS + 1):
+        for _ in range(mesh._MAX_UNKNOWN_CALLERS + 1):
             door._take_in(server)
         # Connect before the oldest client sends, because the selector reports the events in this
         # order.

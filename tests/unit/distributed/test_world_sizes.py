@@ -21,7 +21,7 @@ from thread_jobs import GLOBAL_BATCH, KEYS, SPECS, TABLES, Job, Threads
 from slipstream_tf import Retention, Storage, Table, optimizers
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
-from slipstream_tf.distributed import JobCheckpoints, SingleProcess
+from slipstream_tf.distributed import CheckpointManager, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables import NativeStore, VariableStore
@@ -116,7 +116,7 @@ MOVING: dict[str, Any] = {
     **{"batch": 48, "defer_movement": 0.02, "defer_max_age": 30, "window_steps": 5},
 }
 MASKED: dict[str, Any] = {
-    **{"policies": ("mask_gradients",), "share": 0.9},
+    **{"policies": ("mask_gradients",), "fraction": 0.9},
     **{"defer_movement": None, "defer_max_age": None},
 }
 WAYS: dict[str, dict[str, Any]] = {
@@ -184,7 +184,7 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
     store = VariableStore(variables)
     # Without an engine no gradients are deferred, and the restored ones are applied in the next
     # step.
-    checkpoints = JobCheckpoints(
+    checkpoints = CheckpointManager(
         tmp_path / "a", tf.train.Checkpoint(), SingleProcess(), store, background=False
     )
     assert checkpoints.restore() is not None
@@ -199,13 +199,15 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(counts[contents["keys"]], contents["counts"])
         assert store.deferred_rows()[table.name] == len(was[f"{table.name} held"]["keys"]) > 0
 
-    there = JobCheckpoints(
+    there = CheckpointManager(
         tmp_path / "b", tf.train.Checkpoint(), SingleProcess(), store, background=False
     )
     there.save(3)
     rule = optimizers.Adagrad(0.1, 0.25)
     back = NativeStore(TABLES, rule)
-    found = JobCheckpoints(tmp_path / "b", tf.train.Checkpoint(), SingleProcess(), back).restore()
+    found = CheckpointManager(
+        tmp_path / "b", tf.train.Checkpoint(), SingleProcess(), back
+    ).restore()
     assert found is not None and found.step == 3
     for table in TABLES:
         contents = back.export_table(table.name)
@@ -230,7 +232,7 @@ def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
     job.checkpoints.wait()
     # Without an engine the sums of the dry run are not applied.
     store = NativeStore(TABLES, optimizers.Adagrad(0.1, 0.0, 1e-8))
-    JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
+    CheckpointManager(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
     for table in ("a", "b"):
         found = store.export_table(table)
         for column in ("keys", "rows", "slots"):
@@ -250,7 +252,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
     job.checkpoints.save(10)
     job.checkpoints.wait()
     store = VariableStore({t.name: tf.Variable(tf.zeros([KEYS, t.dim])) for t in TABLES})
-    JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
+    CheckpointManager(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
     for table in ("a", "b"):
         now = store.export_deferred(table)
         sums = deferred_sums([was], table)
@@ -262,7 +264,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
     other.checkpoints.restore()
     found = other.found()
     for table in ("a", "b"):
-        assert other.tracker.policies[table].ranks == 1
+        assert other.tracker.update_policies[table].ranks == 1
         sums, now = deferred_sums([was], table), deferred_sums([found], table)
         assert set(now) == set(sums) and not found[f"{table} held"]["ranks"].any()
         for key, values in now.items():
@@ -272,7 +274,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
 def test_what_a_live_store_defers_goes_with_its_rows(tmp_path: Path) -> None:
     """Deferred gradients of the live store must not reach restored rows."""
     store = VariableStore({"a": tf.Variable(tf.zeros([10, 2]))})
-    checkpoints = JobCheckpoints(
+    checkpoints = CheckpointManager(
         tmp_path, tf.train.Checkpoint(), SingleProcess(), store, background=False
     )
     checkpoints.save(1)
@@ -314,7 +316,7 @@ def test_other_tables_are_refused_and_left_alone(what: str, tmp_path: Path) -> N
     store.lookup(pack({t.name: tf.constant([99]) for t in tables}, specs), training=True)
     before = {t.name: store.export_table(t.name) for t in tables}
     with pytest.raises(CheckpointMismatchError, match=message):
-        JobCheckpoints(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
+        CheckpointManager(tmp_path, tf.train.Checkpoint(), SingleProcess(), store).restore()
     for name, contents in before.items():
         for column, values in contents.items():
             np.testing.assert_array_equal(values, store.export_table(name)[column])

@@ -234,7 +234,7 @@ def test_a_dry_run_saves_nothing_and_counts_what_it_would(policies):
 
 
 def test_a_keep_rate_thins():
-    store, tracker = make("skip_examples", skip_keep=0.5, threshold=10.0)
+    store, tracker = make("skip_examples", skip_keep_rate=0.5, threshold=10.0)
     for _ in range(2):
         window(store, tracker)
     users = {key: 0.1 for key in range(4)} | {key: 0.0 for key in range(100, 500)}
@@ -262,7 +262,7 @@ def test_rows_that_are_all_nan():
 def test_an_empty_hot_set_and_windows_without_lookups():
     store, tracker = make(
         *("skip_examples", "defer_gradients"),
-        **{"skip_keep": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
+        **{"skip_keep_rate": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
         table_memory={"user": 0, "item": 0},
     )
     for shows_inputs in (False, True, True, False):
@@ -274,7 +274,7 @@ def test_an_empty_hot_set_and_windows_without_lookups():
         assert (report.hot_keys, report.threshold, report.hot_set_overlap) == (0, 0.0, 0.0)
         assert report.examples_seen == (4 if shows_inputs else 0)
         assert report.log_loss is None and report.auc is None
-        assert strict_json(report)["skipped_share"] == 0.0
+        assert strict_json(report)["skipped_fraction"] == 0.0
 
 
 def test_a_window_without_lookups_between_others():
@@ -282,7 +282,7 @@ def test_a_window_without_lookups_between_others():
     for _ in range(2):
         window(store, tracker)
     report = tracker.step(10)
-    assert report.threshold == 0.0 and not report.is_skipping, "no input to find a share of"
+    assert report.threshold == 0.0 and not report.is_skipping, "no input to find a fraction of"
     assert not window(store, tracker)[1][0].any()
     assert window(store, tracker)[1][0].any(), "and on it goes"
 

@@ -9,17 +9,17 @@ from engine_on_rows import make, window
 
 
 def test_max_auc_loss_without_planned_steps_skips_nothing_and_says_why():
-    store, tracker = make("skip_examples", skip_keep=0.5, max_auc_loss=0.01)
+    store, tracker = make("skip_examples", skip_keep_rate=0.5, max_auc_loss=0.01)
     for _ in range(3):
         report, (skippable, *_) = window(store, tracker)
-        assert not skippable.any() and report.threshold == report.target_share == 0.0
+        assert not skippable.any() and report.threshold == report.target_fraction == 0.0
         assert "planned steps are not known" in report.auc_loss_plan
 
 
 def learn(max_auc_loss, windows=14):
     """Runs windows with an AUC that grows with the trained examples."""
     store, tracker = make(
-        "skip_examples", skip_keep=0.8, planned_steps=400, max_auc_loss=max_auc_loss
+        "skip_examples", skip_keep_rate=0.8, planned_steps=400, max_auc_loss=max_auc_loss
     )
     users, trained, reports = {key: 0.01 * key for key in range(40)}, 0, []
     for _ in range(windows):
@@ -36,9 +36,9 @@ def learn(max_auc_loss, windows=14):
 
 def test_max_auc_loss_bounds_the_share():
     tight, loose = learn(0.002), learn(10.0)
-    assert "fewer than 5 windows" in tight[3].auc_loss_plan and tight[3].target_share == 0.0
+    assert "fewer than 5 windows" in tight[3].auc_loss_plan and tight[3].target_fraction == 0.0
     assert tight[3].predicted_cost is None
-    assert 0.0 < tight[-1].target_share < 0.2 < loose[-1].target_share == 0.5
+    assert 0.0 < tight[-1].target_fraction < 0.2 < loose[-1].target_fraction == 0.5
     assert 0.0 < tight[-1].predicted_cost <= 0.002 * 1.01
     assert "Slope" in tight[-1].auc_loss_plan and "allows more" in loose[-1].auc_loss_plan
     assert loose[-1].examples_skipped > 0 and loose[-1].auc is not None

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, most_candidates, sort_keys
+from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, max_candidates, sort_keys
 from slipstream_tf.ops import _loader
 
 
@@ -70,8 +70,8 @@ def test_nothing_to_choose_from():
 
 
 def test_most_candidates():
-    assert most_candidates(16, 256 << 20) == 4 << 20
-    assert most_candidates(16, 63) == 0
+    assert max_candidates(16, 256 << 20) == 4 << 20
+    assert max_candidates(16, 63) == 0
 
 
 def test_bad_arguments():

@@ -14,7 +14,7 @@ from slipstream_tf.engine.steering import (
     CurvePoint,
     cost_of_weight,
     fit_learning_curve,
-    plan_share,
+    plan_fraction,
     relative_value,
 )
 
@@ -44,7 +44,7 @@ def plan(curve, **changes):
         "value": 1.0,
         "max_auc_loss": 0.001,
     }
-    return plan_share(curve, **{**arguments, **changes})
+    return plan_fraction(curve, **{**arguments, **changes})
 
 
 @pytest.mark.parametrize("slope", [0.03, -0.02, 0.0])
@@ -102,7 +102,7 @@ def test_too_few_windows_skip_nothing(windows):
     result = plan(curve)
     few = sum(p.trained >= windows * WINDOW / 4 for p in curve) < steering.MIN_POINTS
     assert few == (windows < 7)
-    assert (result.share, result.predicted_cost) == (0.0, None)
+    assert (result.fraction, result.predicted_cost) == (0.0, None)
     assert "fewer than 5 windows" in result.plan
 
 
@@ -123,12 +123,12 @@ def test_the_order_of_the_points_does_not_matter():
 def test_constant_quality_costs_nothing():
     curve = [CurvePoint(i * WINDOW, WINDOW, 0.5) for i in range(20)]
     result = plan(curve)
-    assert result.share == 1.0
+    assert result.fraction == 1.0
     assert result.predicted_cost == pytest.approx(0.0, abs=1e-12)
     zero = [CurvePoint(p.trained, p.inputs, 0.0) for p in curve]
     assert plan(zero, skipped=10, skipped_effective=1e9).predicted_cost == 0.0
-    most = plan(zero, value=2.0)  # Even with a slope of exactly 0, some examples are trained.
-    assert most.share == pytest.approx(0.9 / (0.75 * 2.0))
+    maximum = plan(zero, value=2.0)  # Even with a slope of exactly 0, some examples are trained.
+    assert maximum.fraction == pytest.approx(0.9 / (0.75 * 2.0))
 
 
 def test_globo_clicks_as_measured(monkeypatch):
@@ -141,16 +141,18 @@ def test_globo_clicks_as_measured(monkeypatch):
     curve = line(slope, 27)  # 675,000 examples, a quarter of the plan.
     careful = plan(curve, planned_inputs=planned)
     assert f"assumed {steering.MODEL_MARGIN * slope:.3g}" in careful.plan
-    assert careful.share * 0.75 == pytest.approx(0.022, abs=0.001)  # As a fraction of all examples.
+    assert careful.fraction * 0.75 == pytest.approx(
+        0.022, abs=0.001
+    )  # As a fraction of all examples.
     assert careful.predicted_cost == pytest.approx(0.001)
     # With noise as measured in windows of this size, fewer examples may be skipped.
-    shares = [plan(line(slope, 27, 0.002, s), planned_inputs=planned).share for s in range(50)]
+    shares = [plan(line(slope, 27, 0.002, s), planned_inputs=planned).fraction for s in range(50)]
     assert 0.016 < np.median(shares) * 0.75 < 0.022
 
     monkeypatch.setattr(steering, "MODEL_MARGIN", 1.0)  # The model without a margin.
-    assert plan(curve, planned_inputs=planned).share * 0.75 == pytest.approx(0.0325, abs=0.001)
+    assert plan(curve, planned_inputs=planned).fraction * 0.75 == pytest.approx(0.0325, abs=0.001)
     whole = plan(curve, planned_inputs=planned, max_auc_loss=0.0074)
-    assert whole.share * 0.75 == pytest.approx(0.217, abs=0.001)
+    assert whole.fraction * 0.75 == pytest.approx(0.217, abs=0.001)
 
 
 @pytest.mark.parametrize("weight, cost", [(1.0, 0.0), (2.0, 0.693), (10.0, 2.303)])
@@ -160,16 +162,16 @@ def test_weight_that_kept_inputs_carry_costs(weight, cost):
 
 def test_a_worsening_curve_counts_like_an_improving_one():
     rising, falling = plan(line(0.03)), plan(line(-0.03))
-    assert rising.share == pytest.approx(falling.share)
-    assert 0.0 < rising.share < 0.06
+    assert rising.fraction == pytest.approx(falling.fraction)
+    assert 0.0 < rising.fraction < 0.06
 
 
 def test_inputs_of_less_value_may_be_skipped_more_often():
     curve = line(0.03)
-    assert plan(curve, value=0.2).share == pytest.approx(5 * plan(curve).share)
+    assert plan(curve, value=0.2).fraction == pytest.approx(5 * plan(curve).fraction)
     assert plan(curve, value=0.2).predicted_cost == pytest.approx(0.001)
-    assert plan(curve, value=1e-3).share == 1.0
-    assert "more than the policy's share" in plan(curve, value=1e-3).plan
+    assert plan(curve, value=1e-3).fraction == 1.0
+    assert "more than the policy's fraction" in plan(curve, value=1e-3).plan
 
 
 def test_at_the_end_and_beyond_it():
@@ -177,7 +179,7 @@ def test_at_the_end_and_beyond_it():
     end = 40 * WINDOW
     for planned in (end, end // 2):  # The plan is shorter than the training so far.
         result = plan(curve, planned_inputs=planned, skipped=1000, skipped_effective=1000)
-        assert result.share == 0.0 and "No planned examples are left" in result.plan
+        assert result.fraction == 0.0 and "No planned examples are left" in result.plan
         assert result.predicted_cost == pytest.approx(
             steering.MODEL_MARGIN * 0.03 * math.log((end + 1000) / end)
         )
@@ -185,7 +187,7 @@ def test_at_the_end_and_beyond_it():
 
 def test_a_used_up_loss():
     result = plan(line(0.03), skipped=500_000, skipped_effective=500_000)
-    assert result.share == 0.0 and "used up" in result.plan
+    assert result.fraction == 0.0 and "used up" in result.plan
     assert result.predicted_cost > 0.001
     everything = plan(line(0.03), skipped=10, skipped_effective=1e9)
     assert everything.predicted_cost == math.inf
@@ -204,12 +206,12 @@ def test_what_is_planned_stays_within_the_allowed_loss(slope, noise, skipped, va
     result = plan(
         curve, skipped=skipped, skipped_effective=spent, value=value, max_auc_loss=allowed,
     )  # fmt: skip
-    assert 0.0 <= result.share <= 1.0
-    if result.share > 0.0:
+    assert 0.0 <= result.fraction <= 1.0
+    if result.fraction > 0.0:
         assert result.predicted_cost <= allowed * (1 + 1e-9)
     assert (
-        plan(curve, value=value, max_auc_loss=2 * allowed).share
-        >= plan(curve, value=value, max_auc_loss=allowed).share
+        plan(curve, value=value, max_auc_loss=2 * allowed).fraction
+        >= plan(curve, value=value, max_auc_loss=allowed).fraction
     )
 
 
@@ -222,9 +224,9 @@ def test_following_the_plan_ends_within_the_allowed_loss():
     for seed in range(40):
         rng = np.random.default_rng(seed)
         slope, value, windows = 0.03, 0.5, 108
-        curve, trained, skipped, effective, share = [], 0, 0, 0.0, 0.0
+        curve, trained, skipped, effective, fraction = [], 0, 0, 0.0, 0.0
         for window in range(windows):
-            now = int(WINDOW * share)
+            now = int(WINDOW * fraction)
             seen = trained + skipped - effective  # The amount of learning, in average examples.
             quality = slope * math.log(max(seen, 1) + WINDOW / 2) + rng.normal(0, 0.002)
             curve.append(CurvePoint(trained, WINDOW - now, quality))
@@ -234,9 +236,9 @@ def test_following_the_plan_ends_within_the_allowed_loss():
                 effective + now * value,
             )
             if window >= windows // 4:
-                share = plan_share(
+                fraction = plan_fraction(
                     curve, windows * WINDOW, trained, skipped, effective, value, 0.002
-                ).share
+                ).fraction
         total = windows * WINDOW
         costs.append(slope * math.log(total / (total - effective)))
     assert np.mean(np.array(costs) <= 0.002) >= 0.95

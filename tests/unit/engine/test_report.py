@@ -51,7 +51,7 @@ def report_of(window: int, tables: int = 2) -> WindowReport:
         next_hot_keys=5,
         hot_set_overlap=random.random(),
         seconds=0.1,
-        policies={"SkipExamples": {"foreseen_threshold": None if window % 5 else 0.5}},
+        policies={"SkipExamples": {"predicted_loss_threshold": None if window % 5 else 0.5}},
         auc_loss_plan="relaxed",
         tables=tuple(
             TableWindow(f"t{i}", 4, 7, {"cold": i, "varying": window}, UpdateCounts(*counts))
@@ -102,7 +102,7 @@ def test_a_block_that_unpacks_to_more_than_reports_take_is_refused(
     log = ReportLog()
     for window in range(2 * BLOCK):
         log.append(report_of(window))
-    monkeypatch.setattr(report_module, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(report_module, "_MAX_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):
         list(log)
 
@@ -140,8 +140,8 @@ def test_many_drifts_of_all_sizes_are_in_their_buckets():
     drift = (10.0 ** rng.uniform(-12, 12, 150_000)).astype(np.float32)
     bounds = (10.0 ** (np.arange(-36, 37) / 4)).astype(np.float32)
     # Neighbors of the bounds, where the last bit decides.
-    beside = [np.nextafter(bounds, np.float32(to)) for to in (0.0, np.inf)]
-    drift = np.concatenate([drift, bounds, *beside, np.zeros(9, np.float32), [np.nan, np.inf]])
+    others = [np.nextafter(bounds, np.float32(to)) for to in (0.0, np.inf)]
+    drift = np.concatenate([drift, bounds, *others, np.zeros(9, np.float32), [np.nan, np.inf]])
     found = histogram_of(drift.astype(np.float32))
     exact = np.concatenate([[0.0], 10.0 ** (np.arange(-36, 37) / 4)])
     values = np.minimum(drift[np.isfinite(drift)].astype(np.float64), 1e9)

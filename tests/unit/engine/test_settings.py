@@ -10,10 +10,10 @@ from engine_settings import engine_settings
 from slipstream_tf import (
     DeferGradients,
     DryRun,
-    ForeseenLoss,
     HotSet,
     Interval,
     MaskGradients,
+    PredictedLoss,
     RowDrift,
     Saturation,
     SkipExamples,
@@ -23,7 +23,7 @@ from slipstream_tf.baselines import SkipAtRandom
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.policies.base import Begins
 
-BY_DRIFT, BY_LOSS = SkipExamples(RowDrift()), SkipExamples(ForeseenLoss())
+BY_DRIFT, BY_LOSS = SkipExamples(RowDrift()), SkipExamples(PredictedLoss())
 BY_INTERVAL = DeferGradients(Interval())
 
 
@@ -51,10 +51,10 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"dry_run": 1}, r"`dry_run`: 1 for Slipstream.*DryRun\("),
         ({"dry_run": True}, "`dry_run`: True for Slipstream without policies"),
         (
-            {"policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.2)]},
-            "`share`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",
+            {"policies": [SkipExamples(RowDrift(), fraction=0.5), MaskGradients(fraction=0.2)]},
+            "`fraction`: {'SkipExamples': 0.5, 'MaskGradients': 0.2}.*one threshold T",
         ),
-        ({"policies": [BY_LOSS, MaskGradients(share=0.2)]}, None),
+        ({"policies": [BY_LOSS, MaskGradients(fraction=0.2)]}, None),
         (
             {"policies": DeferGradients(), "saturation": Saturation("l2")},
             "`saturation`.*these policies do not go by the drift of keys",
@@ -65,17 +65,17 @@ BY_INTERVAL = DeferGradients(Interval())
         ),
         (
             {
-                "policies": SkipExamples(RowDrift(), share=0.5),
+                "policies": SkipExamples(RowDrift(), fraction=0.5),
                 "saturation": Saturation(threshold=1),
             },
-            "`threshold`: 1.* for Saturation beside a share of SkipExamples",
+            "`threshold`: 1.* for Saturation beside a fraction of SkipExamples",
         ),
         (
             {
-                "policies": [SkipExamples(RowDrift(), share=0.5), MaskGradients(share=0.5)],
+                "policies": [SkipExamples(RowDrift(), fraction=0.5), MaskGradients(fraction=0.5)],
                 "saturation": Saturation(threshold=0.1),
             },
-            "`threshold`: 0.1 for Saturation beside a share of SkipExamples and MaskGradients",
+            "`threshold`: 0.1 for Saturation beside a fraction of SkipExamples and MaskGradients",
         ),
         ({"max_auc_loss": 0.1}, "`max_auc_loss`: 0.1 for Slipstream.*no policy follows it"),
         (
@@ -192,13 +192,13 @@ def test_max_auc_loss_and_estimates_need_losses():
         (engine_settings("skip_examples", dry_run=True), Begins(0.5, 1), "drift", False),
         (engine_settings("mask_gradients"), Begins(0.5, 1), "drift", False),
         (engine_settings("mask_gradients", "skip_examples"), Begins(0.5, 1), "drift", True),
-        (engine_settings(random_shares=(0.3,)), Begins(0.0, 1), "random", True),
+        (engine_settings(random_fractions=(0.3,)), Begins(0.0, 1), "random", True),
         (EngineSettings(BY_LOSS), Begins(0.5, 1), "none", False),
     ],
 )
 def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
     states = {type(policy).__name__: policy.initial_state() for policy in settings.policies}
-    rule, found = settings.example_rule(states, begins)
+    rule, found = settings.classifier_settings(states, begins)
     assert (rule["mode"], found) == (mode, may_skip)
 
 

@@ -126,12 +126,12 @@ def test_one_table_at_a_time_with_ranks_or_a_store_that_takes_no_more(monkeypatc
     monkeypatch.setattr(
         tracked_table.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 64
     )
-    assert tables_at_once(make_store(), 1) == tracked_table.MOST_AT_ONCE
+    assert tables_at_once(make_store(), 1) == tracked_table.MAX_AT_ONCE
     monkeypatch.setattr(
         tracked_table.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0
     )
     processors = len(tracked_table.os.sched_getaffinity(0))
-    assert tables_at_once(make_store(), 1) == min(processors, tracked_table.MOST_AT_ONCE)
+    assert tables_at_once(make_store(), 1) == min(processors, tracked_table.MAX_AT_ONCE)
     assert tables_at_once(make_store(), 2) == 1
     assert not TrackedStore.takes_tables_at_once
     assert not ExchangedStore.takes_tables_at_once

@@ -49,14 +49,14 @@ def curve_losses(window, inputs=1000, kept=0):
 
 def run(windows, planned=30_000, kept=0, **settings):
     """Runs windows with a rising AUC and returns the steering of each."""
-    steerer = Steerer(engine_settings("skip_examples", skip_keep=0.5, **settings))
+    steerer = Steerer(engine_settings("skip_examples", skip_keep_rate=0.5, **settings))
     return [
         steerer.next(work(curve_losses(window, kept=kept)), planned) for window in range(windows)
     ]
 
 
 def test_without_max_auc_loss_the_target_stands():
-    steerer = Steerer(engine_settings("skip_examples", share=0.4))
+    steerer = Steerer(engine_settings("skip_examples", fraction=0.4))
     for losses in (NOTHING, statistics([0.1, 0.2])):
         assert steerer.next(work(losses), None) == Steering(0.4)
 
@@ -64,32 +64,32 @@ def test_without_max_auc_loss_the_target_stands():
 def test_max_auc_loss_needs_the_planned_inputs():
     steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.1))
     steering = steerer.next(work(statistics([0.1])), None)
-    assert steering.share == 0.0 and "planned_steps" in steering.plan
+    assert steering.fraction == 0.0 and "planned_steps" in steering.plan
 
 
 def test_max_auc_loss_needs_a_curve_and_then_bounds_the_share():
     found = run(12, max_auc_loss=0.004)
-    assert [steering.share for steering in found[:5]] == [0.0] * 5
+    assert [steering.fraction for steering in found[:5]] == [0.0] * 5
     assert "fewer than 5 windows" in found[3].plan
     last = found[-1]
     # The allowed number is N (1 - exp(-max_auc_loss / b)), spread over the remaining examples. Here
     # b is the fitted slope 0.05 times the margin. A skipped example costs its own contribution and
     # the variance of the weight 2 that a kept example carries instead.
-    most = 30_000 * -math.expm1(-0.004 / 0.075) / 18_000 / (1 + math.log(2))
-    assert last.share == pytest.approx(most, rel=0.02)
+    maximum = 30_000 * -math.expm1(-0.004 / 0.075) / 18_000 / (1 + math.log(2))
+    assert last.fraction == pytest.approx(maximum, rel=0.02)
     assert last.predicted_cost == pytest.approx(0.004, rel=0.02)
 
 
 def test_a_larger_loss_allows_more_up_to_the_target():
-    shares = [run(12, max_auc_loss=b, share=0.6)[-1].share for b in (0.001, 0.01, 1.0)]
+    shares = [run(12, max_auc_loss=b, fraction=0.6)[-1].fraction for b in (0.001, 0.01, 1.0)]
     assert 0.0 < shares[0] < shares[1] < shares[2] == 0.6
 
 
 def test_windows_of_one_label_are_no_points_of_the_curve():
-    steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.5, skip_keep=0.5))
+    steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.5, skip_keep_rate=0.5))
     for _ in range(12):
         steering = steerer.next(work(statistics(np.full(1000, 0.5))), 30_000)
-    assert steering.share == 0.0 and "fewer than 5 windows" in steering.plan
+    assert steering.fraction == 0.0 and "fewer than 5 windows" in steering.plan
 
 
 def test_the_share_is_one_of_hot_inputs():
@@ -98,31 +98,31 @@ def test_the_share_is_one_of_hot_inputs():
     steerers = [Steerer(settings) for _ in range(2)]
     for window in range(12):
         all_hot, half_hot = (
-            steerer.next(work(curve_losses(window), hot=hot), 30_000).share
+            steerer.next(work(curve_losses(window), hot=hot), 30_000).fraction
             for steerer, hot in zip(steerers, (1000, 500), strict=True)
         )
     assert half_hot == pytest.approx(2 * all_hot) and all_hot > 0.0
-    assert steerers[0].next(work(curve_losses(12), hot=0), 30_000).share == 0.0
+    assert steerers[0].next(work(curve_losses(12), hot=0), 30_000).fraction == 0.0
 
 
 def test_skipped_examples_use_up_the_allowed_loss():
-    settings = engine_settings("skip_examples", max_auc_loss=0.004, skip_keep=0.5)
+    settings = engine_settings("skip_examples", max_auc_loss=0.004, skip_keep_rate=0.5)
     idle, spending = Steerer(settings), Steerer(settings)
     for window in range(12):
         losses = curve_losses(window, kept=100)
         saved = idle.next(work(losses), 30_000)
         spent = spending.next(work(losses, skipped=100 * (window > 7)), 30_000)
-    assert 0.0 < spent.share < saved.share
+    assert 0.0 < spent.fraction < saved.fraction
 
 
 def test_skipped_inputs_of_little_value_cost_little():
     shares = []
     for kept_loss in (0.5, 0.05):
-        steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.002, skip_keep=0.5))
+        steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.002, skip_keep_rate=0.5))
         for window in range(12):
             losses = statistics(np.full(700, 0.5), np.full(300, kept_loss), auc=auc_in(window))
-            share = steerer.next(work(losses), 30_000).share
-        shares.append(share)
+            fraction = steerer.next(work(losses), 30_000).fraction
+        shares.append(fraction)
     assert 0.0 < shares[0] < shares[1]
 
 
@@ -137,12 +137,12 @@ def test_masked_rows_are_a_share_of_their_inputs():
     steerer = Steerer(engine_settings("mask_gradients", max_auc_loss=0.004))
     for window in range(7):
         steering = steerer.next(work(curve_losses(window), offered=100), 30_000)
-    first = steering.share
+    first = steering.fraction
     assert 0.0 < first <= 0.3
     # Twice as many rows are masked as planned, therefore the fraction is about halved.
     plain = Steerer(engine_settings("skip_examples", max_auc_loss=0.004))
     for window in range(8):
-        planned = plain.next(work(curve_losses(window)), 30_000).share
+        planned = plain.next(work(curve_losses(window)), 30_000).fraction
     masked = round(200 * planned)
     steering = steerer.next(work(curve_losses(7), offered=100, masked=masked), 30_000)
-    assert steering.share == pytest.approx(first / 2, rel=0.2)
+    assert steering.fraction == pytest.approx(first / 2, rel=0.2)

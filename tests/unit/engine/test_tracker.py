@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engine_settings import engine_settings
 
-from slipstream_tf.baselines.skipping import random_shares
+from slipstream_tf.baselines.skipping import random_fractions
 from slipstream_tf.config import Table, Window
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.engine.tracker import SaturationTracker
@@ -29,7 +29,7 @@ class SmallStore(TrackedStore):
         self.tables = tuple(Table(name, DIM) for name in names)
         self.rows = {name: {} for name in names}
         self.counts = {name: collections.Counter() for name in names}
-        self.most_requested = 0
+        self.max_requested = 0
         self.policies = {}
         self.flags = {name: {} for name in names}
 
@@ -43,7 +43,7 @@ class SmallStore(TrackedStore):
         return len(self.rows[table])
 
     def hot_keys(self, table, k):
-        self.most_requested = max(self.most_requested, k)
+        self.max_requested = max(self.max_requested, k)
         ordered = sorted(self.counts[table].items(), key=lambda item: (-item[1], item[0]))[:k]
         keys = np.array([key for key, _ in ordered], np.int64)
         return keys, np.array([count for _, count in ordered], np.float32)
@@ -75,9 +75,9 @@ def make(*policies, store=None, **settings):
     """
     store = store or SmallStore("user", "item")
     defaults = {"window_steps": 10, "sample": 64, "warmup": 0}
-    if not policies and "random_shares" not in settings:
+    if not policies and "random_fractions" not in settings:
         policies = ("skip_examples",)
-        defaults["share"] = 0.5
+        defaults["fraction"] = 0.5
     chosen = engine_settings(*policies, **{**defaults, **settings})
     return store, SaturationTracker(store, chosen, SPECS)
 
@@ -111,7 +111,7 @@ def test_finds_saturated_keys_and_skips_the_target_share():
     assert second.hot_keys == 5 and second.snapshot_bytes == 5 * DIM * 4
     assert second.threshold == pytest.approx(0.3)
     # Users 0 and 1, and item 0.
-    assert second.saturated_keys == 3 and second.saturated_share == 0.6
+    assert second.saturated_keys == 3 and second.saturated_fraction == 0.6
     assert second.is_skipping and second.hot_set_overlap == 1.0
     assert second.drift_quantiles[1.0] == pytest.approx(0.4)
     assert (second.examples_seen, second.examples_skipped, second.hot_examples) == (4, 0, 0)
@@ -119,7 +119,7 @@ def test_finds_saturated_keys_and_skips_the_target_share():
     np.testing.assert_array_equal(one_window(store, tracker, DRIFTS), [True, True, False, False])
     third = tracker.end_window()
     assert (third.examples_seen, third.examples_skipped, third.hot_examples) == (4, 2, 4)
-    assert third.skipped_share == 0.5 and third.hot_example_share == 1.0
+    assert third.skipped_fraction == 0.5 and third.hot_example_fraction == 1.0
     assert tracker.reports == (first, second, third)
 
 
@@ -163,22 +163,22 @@ def test_without_policies_it_only_reports():
 
 @pytest.mark.parametrize("warmup", [0, 10])
 def test_random_shares_count_windows_from_the_end_of_the_warmup(warmup):
-    store, tracker = make(random_shares=(1.0, 0.0), warmup=warmup)
+    store, tracker = make(random_fractions=(1.0, 0.0), warmup=warmup)
     skipped = []
     for _ in range(4):
         skipped.append(bool(one_window(store, tracker, DRIFTS).all()))
         tracker.step(10)
     first = warmup // 10
     assert skipped == [i == first for i in range(4)], "the last share repeats"
-    assert random_shares(tracker.reports) == (1.0, 0.0, 0.0, 0.0)[: 4 - first]
+    assert random_fractions(tracker.reports) == (1.0, 0.0, 0.0, 0.0)[: 4 - first]
 
 
 def test_random_shares_of_no_window():
-    assert random_shares([]) == (0.0,)
+    assert random_fractions([]) == (0.0,)
 
 
 def test_anomalies_stay_varying():
-    store, tracker = make(share=1.0)
+    store, tracker = make(fraction=1.0)
     one_window(store, tracker, DRIFTS)
     tracker.end_window()
     one_window(store, tracker, {**DRIFTS, 1: np.nan, 2: np.inf})
@@ -189,7 +189,7 @@ def test_anomalies_stay_varying():
 
 
 def test_evicted_keys_are_dropped_and_start_cold():
-    store, tracker = make(share=1.0)
+    store, tracker = make(fraction=1.0)
     one_window(store, tracker, DRIFTS)
     tracker.end_window()
     one_window(store, tracker, DRIFTS)
@@ -206,7 +206,7 @@ def test_hot_set_follows_counts_within_the_budget():
     store.train("user", {6: 0.0, 5: 0.0}, accesses=5)
     store.train("item", {1: 0.0}, accesses=5)
     report = tracker.end_window()
-    assert report.next_hot_keys == 3 and store.most_requested <= 3
+    assert report.next_hot_keys == 3 and store.max_requested <= 3
     assert [states.keys.tolist() for states in tracker.states.values()] == [[5, 6, 7], []]
     store.train("item", {1: 0.0, 2: 0.0})
     store.train("user", {7: 0.0})
@@ -249,7 +249,7 @@ def test_report_is_frozen_and_json():
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.window = 3
     values = json.loads(json.dumps(report.to_dict()))
-    assert values["saturated_share"] == 0.6 and values["drift_quantiles"]["0.5"] > 0
+    assert values["saturated_fraction"] == 0.6 and values["drift_quantiles"]["0.5"] > 0
     assert report.seconds > 0
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from engine_settings import engine_settings
 
 from slipstream_tf import optimizers
-from slipstream_tf.baselines.skipping import random_shares
+from slipstream_tf.baselines.skipping import random_fractions
 from slipstream_tf.config import Table
 from slipstream_tf.engine.tracker import SaturationTracker
 from slipstream_tf.ops import features
@@ -50,7 +50,7 @@ def train(*policies, **settings):
 
 
 def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
-    runs = [train("skip_examples", share=0.3, warmup=60) for _ in range(2)]
+    runs = [train("skip_examples", fraction=0.3, warmup=60) for _ in range(2)]
     (store, tracker, trained), (other_store, other_tracker, _) = runs
     reports = tracker.reports
     assert sum(r.examples_seen for r in reports) == INPUTS
@@ -72,7 +72,7 @@ def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
 def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, metric, policy):
     def run(by_key):
         monkeypatch.setattr(NativeStore, "lists_hot_keys_by_key", by_key)
-        store, tracker, _ = train(policy, drift_metric=metric, share=0.3, warmup=60)
+        store, tracker, _ = train(policy, drift_metric=metric, fraction=0.3, warmup=60)
         state = tracker.state()
         reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
         return reports, state["tables"], store.export_table("item")
@@ -87,7 +87,7 @@ def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, me
 @pytest.mark.parametrize("metric", ["linf", "l2"])
 def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch, metric):
     def run():
-        store, tracker, _ = train("mask_gradients", drift_metric=metric, share=0.3, warmup=60)
+        store, tracker, _ = train("mask_gradients", drift_metric=metric, fraction=0.3, warmup=60)
         reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
         return reports, store.export_table("item")
 
@@ -100,7 +100,7 @@ def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch,
 
 
 def test_random_control_skips_the_same_share():
-    _, tracker, trained = train("skip_examples", share=0.5, warmup=40)
-    _, _, control = train(random_shares=random_shares(tracker.reports), warmup=40)
+    _, tracker, trained = train("skip_examples", fraction=0.5, warmup=40)
+    _, _, control = train(random_fractions=random_fractions(tracker.reports), warmup=40)
     assert control == pytest.approx(trained, rel=0.02)
     assert trained < 0.95 * INPUTS

@@ -55,7 +55,7 @@ def findings(**changes):
         "states": [warming([1, 2, 3, 4]), warming([9])],
         "measured": [measured([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4]), measured([], [], evicted=1)],
         "scores": np.array([0.1, 0.2, 0.3, 0.4, np.inf], np.float32),
-        "foreseen": None,
+        "predicted_losses": None,
         "policies": {"SkipExamples": {}},
         "losses": NO_LOSSES,
         "inputs": ClassifierCounts(100, 20, 80, 30, 10),
@@ -98,15 +98,25 @@ def test_without_candidates_there_is_no_hot_set():
 
 def test_predicted_losses_have_a_share_of_their_own():
     chosen = EngineSettings(
-        [slip.SkipExamples(slip.ForeseenLoss("label", floor=0.1)), slip.MaskGradients(share=0.5)],
+        [
+            slip.SkipExamples(slip.PredictedLoss("label", min_keep_probability=0.1)),
+            slip.MaskGradients(fraction=0.5),
+        ],
         hot_set=slip.HotSet(4096),
     )
-    states = {"SkipExamples": {"foreseen_threshold": None, "floor": None}, "MaskGradients": {}}
-    foreseen = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
-    decision = decide(chosen, findings(policies=states, foreseen=foreseen), Steering(0.75))
-    assert decision.found.threshold == np.float32(0.3), "by the share of the gradients' policy"
+    states = {
+        "SkipExamples": {"predicted_loss_threshold": None, "min_keep_probability": None},
+        "MaskGradients": {},
+    }
+    predicted_losses = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    decision = decide(
+        chosen, findings(policies=states, predicted_losses=predicted_losses), Steering(0.75)
+    )
+    assert decision.found.threshold == np.float32(0.3), "by the fraction of the gradients' policy"
     found = decision.policies["SkipExamples"]
-    assert np.clip(foreseen / found["foreseen_threshold"], 0.1, 1).mean() == pytest.approx(0.25)
+    assert np.clip(
+        predicted_losses / found["predicted_loss_threshold"], 0.1, 1
+    ).mean() == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(("deciding", "state"), [(0.9, "varying"), (0.1, "saturated")])
@@ -125,10 +135,10 @@ def test_a_key_is_judged_by_its_deciding_drift(deciding, state):
 
 @given(
     drift=hnp.arrays(np.float32, 20, elements=st.floats(0, 10, width=32) | st.just(np.nan)),
-    share=st.integers(0, 100),
+    fraction=st.integers(0, 100),
     threads=st.sampled_from([1, 2]),
 )
-def test_equals_a_reference_and_changes_nothing(drift, share, threads):
+def test_equals_a_reference_and_changes_nothing(drift, fraction, threads):
     keys = np.arange(20)
     found = findings(
         states=[warming(keys)],
@@ -137,9 +147,9 @@ def test_equals_a_reference_and_changes_nothing(drift, share, threads):
         candidates=[candidates(dict.fromkeys(keys.tolist(), 1))],
     )
     before = drift.copy()
-    decision = decide(settings(), found, Steering(share / 100), threads=threads)
+    decision = decide(settings(), found, Steering(fraction / 100), threads=threads)
     finite = np.sort(drift[np.isfinite(drift)])
-    rank = share * finite.size // 100
+    rank = fraction * finite.size // 100
     limit = np.append(finite, np.nextafter(finite[-1:], np.float32(np.inf)))[rank] if rank else 0.0
     assert decision.found.threshold == limit
     is_saturated = decision.states[0].states == KeyState.SATURATED
@@ -164,7 +174,7 @@ def test_report_tells_what_was_found_and_decided():
     assert report.threshold == decision.found.threshold == np.float32(0.3)
     assert (report.examples_seen, report.examples_skipped, report.examples_kept) == (100, 20, 10)
     assert (report.hot_examples, report.examples_skippable) == (80, 30)
-    assert (report.target_share, report.auc_loss_plan) == (0.5, "planned")
+    assert (report.target_fraction, report.auc_loss_plan) == (0.5, "planned")
     assert (report.predicted_cost, report.skippable_value) == (0.01, 0.3)
     assert (found.rows_offered, found.rows_masked) == (12, 2)
 

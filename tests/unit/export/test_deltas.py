@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf import Retention, Table, export, initializers, optimizers
 from slipstream_tf.export.deltas import changed, changes, read_changes, write_changes
-from slipstream_tf.export.rows import TableRows
+from slipstream_tf.export.rows import ExportedTable
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM
 
@@ -63,7 +63,7 @@ def test_the_old_export_and_the_delta_are_the_new_export(since, tmp_path):
     model.fit(*data(0, 30), verbose=0)
     export.saved_model(model, tmp_path / "1")
     token = export.token(model)
-    model.fit(*data(20, 45), verbose=0)  # Changes rows, keys and weights.
+    model.fit(*data(20, 45), verbose=0)  # TableDelta rows, keys and weights.
     before = tmp_path / "1" if since == "export" else token
     export.delta(model, tmp_path / "delta", since=before)
     export.saved_model(model, tmp_path / "2")
@@ -177,7 +177,7 @@ def test_a_delta_is_applied_without_the_op_library(tmp_path):
 def rows_of(contents, dim):
     keys = np.array(sorted(contents), np.int64)
     rows = np.array([contents[key] for key in sorted(contents)], np.float32).reshape(-1, dim)
-    return TableRows("t", Table("t", dim), keys, rows, 1)
+    return ExportedTable("t", Table("t", dim), keys, rows, 1)
 
 
 CONTENTS = st.dictionaries(

@@ -10,7 +10,7 @@ from contract_models import make_model as plain_model_of
 
 import slipstream_tf as slip
 from slipstream_tf import distributed
-from slipstream_tf.keras import StepOptimizer
+from slipstream_tf.keras import CombinedOptimizer
 
 KEYS, LABELS = data()
 CLIPS = {"global_clipnorm": 0.02}
@@ -33,8 +33,8 @@ def train(model, epochs=2):
 
 
 def stepped(optimizer):
-    """Returns a model trained with an explicit `StepOptimizer` and apply="step"."""
-    return train(plain_model_of(StepOptimizer(optimizer), make_layer(apply="step")))
+    """Returns a model trained with an explicit `CombinedOptimizer` and apply="step"."""
+    return train(plain_model_of(CombinedOptimizer(optimizer), make_layer(apply="step")))
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_loss_scaling():
 def test_nothing_changes_without_one():
     model = train(make_model("adam"))
     assert layer_of(model).apply == "backward"
-    assert not isinstance(model.optimizer, type(StepOptimizer("adam")))
+    assert not isinstance(model.optimizer, type(CombinedOptimizer("adam")))
     assert_same(model, contents(train(plain_model_of("adam"))))
 
 
 def test_a_step_optimizer_is_followed():
-    model = train(make_model(StepOptimizer("sgd")))
+    model = train(make_model(CombinedOptimizer("sgd")))
     assert layer_of(model).apply == "step"
     assert_same(model, contents(stepped("sgd")))
 
@@ -106,7 +106,7 @@ def test_what_configurations_do_not_have():
 @pytest.mark.parametrize("wraps", [False, True])
 def test_the_optimizer_of_the_anchors_in_a_multi_optimizer(wraps):
     own = keras.optimizers.SGD(**CLIPS)
-    own = StepOptimizer(own) if wraps else own
+    own = CombinedOptimizer(own) if wraps else own
     other = keras.optimizers.SGD()
     both = keras.optimizers.MultiOptimizer(lambda v: own if "_anchor" in v.path else other)
     model = train(make_model(both))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from absl import logging
 
-from slipstream_tf.keras.callbacks import AmongOthers
+from slipstream_tf.keras.callbacks import SeesOtherCallbacks
 from slipstream_tf.keras.global_metrics import GlobalMetrics
 
 
@@ -109,8 +109,8 @@ def test_training_and_validation_are_told_apart(run_as_ranks):
 
 
 def test_what_cannot_be_summed_is_left_alone_and_told_once(run_as_ranks, monkeypatch):
-    told = []
-    monkeypatch.setattr(logging, "warning", lambda text, *values: told.append(text % values))
+    reported = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: reported.append(text % values))
 
     def program(comm):
         model = Model(keras.metrics.Mean("loss"), Largest(), Averaged())
@@ -123,7 +123,7 @@ def test_what_cannot_be_summed_is_left_alone_and_told_once(run_as_ranks, monkeyp
 
     for rank, logs in enumerate(run_as_ranks(2, program)):
         assert logs == {"loss": 0.5, "largest": float(rank), "averaged": float(rank)}
-    assert len(told) == 2 and "['largest', 'averaged'] are no sums" in told[0]
+    assert len(reported) == 2 and "['largest', 'averaged'] are no sums" in reported[0]
 
 
 def test_logs_of_a_train_step_of_the_models_own_stay(run_as_ranks):
@@ -138,8 +138,8 @@ def test_logs_of_a_train_step_of_the_models_own_stay(run_as_ranks):
 
 
 def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
-    told = []
-    monkeypatch.setattr(logging, "warning", lambda text, *values: told.append(text % values))
+    reported = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: reported.append(text % values))
 
     def program(comm):
         model = Model(keras.metrics.Mean("loss"), *([Largest()] if comm.rank else []))
@@ -148,10 +148,10 @@ def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
         return logs
 
     assert run_as_ranks(2, program) == [{"loss": 0.0}, {"loss": 1.0}]
-    assert "different metrics" in told[0]
+    assert "different metrics" in reported[0]
 
 
-class Asks(AmongOthers):
+class Asks(SeesOtherCallbacks):
     """Requests the other callbacks when `fit` begins, optionally in a thread."""
 
     def __init__(self, is_in_thread: bool = False) -> None:
@@ -161,9 +161,9 @@ class Asks(AmongOthers):
     def on_train_begin(self, logs: Any = None) -> None:
         if self.is_in_thread:
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                self.found = pool.submit(self.beside).result()
+                self.found = pool.submit(self.other_callbacks).result()
         else:
-            self.found = self.beside()
+            self.found = self.other_callbacks()
 
 
 def fit(callbacks: Any) -> None:
@@ -194,7 +194,7 @@ def test_those_of_another_fit_are_not_beside() -> None:
 
 def test_alone_and_before_a_fit() -> None:
     asks = Asks()
-    assert asks.beside() == []
+    assert asks.other_callbacks() == []
     fit(asks)
     assert own(asks.found) == [asks]
 

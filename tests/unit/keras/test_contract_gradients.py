@@ -10,7 +10,7 @@ from contract_models import TABLES, assert_same, contents, data, differ, layer_o
 from contract_models import make_model as model_of
 
 from slipstream_tf import distributed, optimizers
-from slipstream_tf.keras import StepOptimizer
+from slipstream_tf.keras import CombinedOptimizer
 
 KEYS, LABELS = data()
 RATE = 0.5
@@ -37,7 +37,7 @@ RULES = [
 @pytest.mark.parametrize("how", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
 def test_both_places_give_the_same_rows(rule, how):
     plain = train(make_model("adam", "backward", rule, **how))
-    assert_same(train(make_model(StepOptimizer("adam"), "step", rule, **how)), contents(plain))
+    assert_same(train(make_model(CombinedOptimizer("adam"), "step", rule, **how)), contents(plain))
     assert int(layer_of(plain).store.export_table("user")["steps"][0]) == 8
 
 
@@ -45,7 +45,7 @@ def test_both_places_give_the_same_rows(rule, how):
 def test_rows_are_updated_beside_any_optimizer(name):
     """Note: TensorFlow prunes an update without dependents from the graph."""
     optimizer = getattr(keras.optimizers, name)(0.01)
-    model = train(make_model(StepOptimizer(optimizer)))
+    model = train(make_model(CombinedOptimizer(optimizer)))
     assert int(layer_of(model).store.export_table("user")["steps"][0]) == 8
     assert all(float(weight) == 0.0 for weight in layer_of(model).trainable_weights)
 
@@ -92,7 +92,7 @@ def test_settings_act_on_rows_as_on_dense_tables(settings, eager):
     start = [np.array(table) for table in theirs.tables]
     train(dense)
     ours = make_model(
-        StepOptimizer(keras.optimizers.SGD(RATE, **settings)), rule=rule, run_eagerly=eager
+        CombinedOptimizer(keras.optimizers.SGD(RATE, **settings)), rule=rule, run_eagerly=eager
     )
     train(ours)
     for before, table, weight in zip(start, TABLES, theirs.tables, strict=True):
@@ -115,7 +115,7 @@ def operations(model):
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_rows_that_were_only_collected_are_not_merged_again(settings):
     """Collected keys are unique and have norms, therefore another merge is unnecessary."""
-    found = operations(make_model(StepOptimizer(keras.optimizers.SGD(RATE, **settings))))
+    found = operations(make_model(CombinedOptimizer(keras.optimizers.SGD(RATE, **settings))))
     assert found.count("SlipstreamApplyRows") == 1
     are_changed = settings.keys() & {"gradient_accumulation_steps", "loss_scale_factor"}
     assert found.count("SlipstreamMergeRows") == (1 if are_changed else 0)
@@ -123,7 +123,7 @@ def test_rows_that_were_only_collected_are_not_merged_again(settings):
 
 def test_accumulated_gradients_survive_an_epoch():
     """The first epoch has 4 of the 8 steps of an update."""
-    model = make_model(StepOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=8)))
+    model = make_model(CombinedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=8)))
     train(model, 1)
     before = contents(model)
     assert int(layer_of(model).store.export_table("user")["steps"][0]) == 0
@@ -136,7 +136,7 @@ def test_accumulated_gradients_survive_an_epoch():
 def test_settings_that_would_miss_rows(settings):
     (name, value), *_ = settings.items()
     model = make_model(keras.optimizers.SGD(**settings), "backward")
-    with pytest.raises(ValueError, match=f"Invalid `{name}`: {value}.*StepOptimizer"):
+    with pytest.raises(ValueError, match=f"Invalid `{name}`: {value}.*CombinedOptimizer"):
         train(model)
     assert layer_of(model).store.size("user") == 0
 
@@ -148,11 +148,11 @@ def test_weight_decay(apply):
         if excludes:
             made.exclude_from_weight_decay(var_names=["_anchor"])
         made = distributed.DistributedOptimizer(made, distributed.SingleProcess())
-        return StepOptimizer(made) if apply == "step" else made
+        return CombinedOptimizer(made) if apply == "step" else made
 
     with pytest.raises(ValueError, match=r"Invalid `weight_decay`: 0.5.*exclude_from_weight_decay"):
         train(make_model(optimizer(False), apply))
-    plain = "adam" if apply == "backward" else StepOptimizer("adam")
+    plain = "adam" if apply == "backward" else CombinedOptimizer("adam")
     decayed, other = train(make_model(optimizer(True), apply)), train(make_model(plain, apply))
     assert "top/kernel" in differ(contents(decayed), contents(other))
 
@@ -160,7 +160,7 @@ def test_weight_decay(apply):
 @pytest.mark.parametrize("apply", ["backward", "step"])
 def test_use_ema(apply):
     optimizer = keras.optimizers.SGD(use_ema=True)
-    model = make_model(StepOptimizer(optimizer) if apply == "step" else optimizer, apply)
+    model = make_model(CombinedOptimizer(optimizer) if apply == "step" else optimizer, apply)
     with pytest.raises(ValueError, match=r"Invalid `use_ema`: True.*rows have no moving average"):
         train(model)
 
@@ -174,13 +174,15 @@ def test_swap_ema_weights():
 
 
 def test_a_layer_and_an_optimizer_that_do_not_go_together():
-    with pytest.raises(ValueError, match=r"Invalid `optimizer`: 'Adam'.*slip.keras.StepOptimizer"):
+    with pytest.raises(
+        ValueError, match=r"Invalid `optimizer`: 'Adam'.*slip.keras.CombinedOptimizer"
+    ):
         train(make_model("adam", "step"))
-    with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*StepOptimizer.*'step'"):
-        train(make_model(StepOptimizer("adam"), "backward"))
+    with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*CombinedOptimizer.*'step'"):
+        train(make_model(CombinedOptimizer("adam"), "backward"))
     layer = make_layer(apply="backward")
     with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*layer 'tables'"):
-        StepOptimizer("sgd").build(layer.trainable_variables)
+        CombinedOptimizer("sgd").build(layer.trainable_variables)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop", "Ftrl", "Lion"])
@@ -197,22 +199,22 @@ def test_a_plain_optimizer_in_a_loop_of_ones_own_is_no_silent_loss(name):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("gradient descent", "'gradient descent' for StepOptimizer"),
-        (optimizers.SGD(0.1), "SGD.* for StepOptimizer"),
-        (None, "None for StepOptimizer"),
+        ("gradient descent", "'gradient descent' for CombinedOptimizer"),
+        (optimizers.SGD(0.1), "SGD.* for CombinedOptimizer"),
+        (None, "None for CombinedOptimizer"),
     ],
     ids=str,
 )
 def test_bad_optimizers(given, message):
     with pytest.raises(ValueError, match=f"Invalid `optimizer`: .*{message}"):
-        StepOptimizer(given)
+        CombinedOptimizer(given)
 
 
 def test_a_used_optimizer():
     optimizer = keras.optimizers.SGD()
     optimizer.build([keras.Variable(0.0)])
     with pytest.raises(ValueError, match="`optimizer`: 'one that was used'"):
-        StepOptimizer(optimizer)
+        CombinedOptimizer(optimizer)
 
 
 def test_bad_places():
@@ -226,7 +228,7 @@ def steps_of(comm, apply, settings, head, **placed):
     layer = make_layer(optimizers.Adagrad(RATE), apply=apply, comm=ranks, **placed)
     weight = keras.Variable(head, name=f"head_{comm.rank}")
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1, **settings), comm)
-    optimizer = StepOptimizer(optimizer) if apply == "step" else optimizer
+    optimizer = CombinedOptimizer(optimizer) if apply == "step" else optimizer
     variables = [*layer.trainable_variables, weight]
     optimizer.build(variables)
     for batch in range(3):
@@ -304,7 +306,7 @@ def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
     def program(comm):
         layer = make_layer(apply="step", comm=comm, placement="sharded")
         keys = np.arange(100)[owned == comm.rank][:4, None].repeat(2, 1)
-        optimizer = StepOptimizer("sgd")
+        optimizer = CombinedOptimizer("sgd")
         optimizer.build(layer.trainable_variables)
         with tf.GradientTape() as tape:
             factor = np.nan if comm.rank else 1.0
@@ -320,7 +322,7 @@ def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
 
 def test_step_optimizers_in_files(tmp_path):
     optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.02)
-    model = train(make_model(StepOptimizer(optimizer)))
+    model = train(make_model(CombinedOptimizer(optimizer)))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert isinstance(loaded.optimizer, keras.optimizers.Adam)
@@ -335,28 +337,28 @@ def test_multi_optimizer():
             lambda variable: anchors if "_anchor" in variable.path else others
         )
 
-    reference = train(make_model(StepOptimizer(keras.optimizers.SGD(0.1))))
-    both = routed(StepOptimizer("sgd"), keras.optimizers.SGD(0.1))
+    reference = train(make_model(CombinedOptimizer(keras.optimizers.SGD(0.1))))
+    both = routed(CombinedOptimizer("sgd"), keras.optimizers.SGD(0.1))
     assert_same(train(make_model(both)), contents(reference))
     others = keras.optimizers.SGD(0.1, clipnorm=1.0)  # Clips only the dense weights, as requested.
     train(make_model(routed(keras.optimizers.SGD(), others), "backward"))
     with pytest.raises(ValueError, match="Invalid `clipnorm`"):
         train(make_model(routed(others, keras.optimizers.SGD()), "backward"))
     with pytest.raises(ValueError, match="Invalid `optimizer`: 'MultiOptimizer'"):
-        StepOptimizer(both)
+        CombinedOptimizer(both)
 
 
 def test_a_distributed_optimizer_of_one_rank():
     wrapped = distributed.DistributedOptimizer(keras.optimizers.SGD(), distributed.SingleProcess())
-    model = train(make_model(StepOptimizer(wrapped)))
-    assert_same(model, contents(train(make_model(StepOptimizer("sgd")))))
+    model = train(make_model(CombinedOptimizer(wrapped)))
+    assert_same(model, contents(train(make_model(CombinedOptimizer("sgd")))))
 
 
 @pytest.mark.parametrize("clips", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}], ids=str)
 def test_a_norm_whose_square_is_0_in_float32(clips):
     """Such gradients are neither clipped nor lost."""
     layer = make_layer(optimizers.SGD(1e25), apply="step")
-    optimizer = StepOptimizer(keras.optimizers.SGD(0.1, **clips))
+    optimizer = CombinedOptimizer(keras.optimizers.SGD(0.1, **clips))
     optimizer.build(layer.trainable_variables)
     keys = tf.constant(KEYS[:16])
     with tf.GradientTape() as tape:

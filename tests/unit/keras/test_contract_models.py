@@ -66,9 +66,9 @@ def test_a_call_without_training(eager):
 
 
 def test_a_call_with_training():
-    told, trains = fitted(Told), fitted(Trains)
-    assert int(told.embedding.store.export_table("user")["steps"][0]) == 4
-    assert_same(told.embedding, contents(trains.embedding))
+    reported, trains = fitted(Told), fitted(Trains)
+    assert int(reported.embedding.store.export_table("user")["steps"][0]) == 4
+    assert_same(reported.embedding, contents(trains.embedding))
 
 
 @pytest.mark.parametrize("kind", [Plain, Told])

@@ -19,7 +19,7 @@ from slipstream_tf import (
     Window,
     optimizers,
 )
-from slipstream_tf.keras import EmbeddingCollection, StepOptimizer
+from slipstream_tf.keras import CombinedOptimizer, EmbeddingCollection
 from slipstream_tf.ops.update_policy import SATURATED, UpdatePolicy
 
 KEYS, LABELS = data()
@@ -68,19 +68,19 @@ WRAPS = {"eager": lambda step: step, "graph": tf.function}
 def test_own_loops_clip_and_apply_once(wrap):
     """Two lookups cause one update, with the gradients that the loop clipped."""
     clipped = make_layer(optimizers.SGD(RATE), apply="step")
-    loop(clipped, make_head(), StepOptimizer("sgd"), WRAPS[wrap], clip=True)
+    loop(clipped, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap], clip=True)
     assert int(clipped.store.export_table("user")["steps"][0]) == 2
     free = make_layer(optimizers.SGD(RATE), apply="step")
-    loop(free, make_head(), StepOptimizer("sgd"), WRAPS[wrap])
+    loop(free, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap])
     assert differ(contents(clipped), contents(free)) >= {"user rows", "item rows"}
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_a_lookup_in_a_function_of_its_own(wrap):
     plain, inner = (make_layer(optimizers.SGD(RATE), apply="step") for _ in range(2))
-    loop(plain, make_head(), StepOptimizer("sgd"), WRAPS[wrap])
+    loop(plain, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap])
     inner.call = tf.function(inner.call)
-    loop(inner, make_head(), StepOptimizer("sgd"), WRAPS[wrap])
+    loop(inner, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap])
     assert_same(inner, contents(plain))
 
 
@@ -90,30 +90,30 @@ def test_head_only_training(wrap):
     layer, head = make_layer(apply="step"), make_head()
     layer(KEYS, training=True)
     before, kernel = contents(layer), np.array(head.kernel)
-    loop(layer, head, StepOptimizer("sgd"), WRAPS[wrap], head.trainable_variables)
+    loop(layer, head, CombinedOptimizer("sgd"), WRAPS[wrap], head.trainable_variables)
     assert_same(layer, before)
     assert np.abs(np.array(head.kernel) - kernel).max() > 0
 
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
 def test_frozen_layers(apply):
-    model = make_model(StepOptimizer("sgd") if apply == "step" else "sgd", apply)
+    model = make_model(CombinedOptimizer("sgd") if apply == "step" else "sgd", apply)
     train(model, 1)
     before = contents(model)
     layer_of(model).trainable = False
-    model.compile(StepOptimizer("sgd") if apply == "step" else "sgd", "binary_crossentropy")
+    model.compile(CombinedOptimizer("sgd") if apply == "step" else "sgd", "binary_crossentropy")
     train(model, 1)
     assert differ(before, contents(model)) == {"top/kernel", "top/bias"}
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_frozen_anchor(table):
-    model = make_model(StepOptimizer("sgd"))
+    model = make_model(CombinedOptimizer("sgd"))
     train(model, 1)
     before = contents(model)
     (anchor,) = (w for w in layer_of(model).weights if w.path.endswith(f"{table}_anchor"))
     anchor.trainable = False
-    model.compile(StepOptimizer("sgd"), "binary_crossentropy")
+    model.compile(CombinedOptimizer("sgd"), "binary_crossentropy")
     train(model, 1)
     changed = differ(before, contents(model))
     assert "top/kernel" in changed
@@ -123,7 +123,7 @@ def test_a_frozen_anchor(table):
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 1.0}], ids=str)
 def test_nan_losses_change_nothing(eager, settings):
-    optimizer = StepOptimizer(keras.optimizers.Adam(**settings))
+    optimizer = CombinedOptimizer(keras.optimizers.Adam(**settings))
     model = train(make_model(optimizer, run_eagerly=eager), 1)
     before = contents(model)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'user'.*not finite"):
@@ -141,13 +141,13 @@ def test_nan_losses_in_the_backward_pass_change_no_row():
 
 
 def scaled():
-    return StepOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    return CombinedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
 
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_loss_scaling(eager):
     model = train(make_model(scaled(), run_eagerly=eager))
-    plain = train(make_model(StepOptimizer("sgd"), run_eagerly=eager))
+    plain = train(make_model(CombinedOptimizer("sgd"), run_eagerly=eager))
     assert_same(model, contents(plain))  # The loss scale is a power of two.
     scale = float(model.optimizer.dynamic_scale)
     train(model, 1, np.full_like(LABELS, np.nan))
@@ -159,8 +159,8 @@ def test_loss_scaling_needs_both():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match=r"Invalid `optimizer`: 'LossScaleOptimizer'.*'step'"):
         train(make_model(optimizer, "backward"))
-    wrong = keras.optimizers.LossScaleOptimizer(StepOptimizer("sgd"))
-    with pytest.raises(ValueError, match=r"StepOptimizer\(keras.optimizers.LossScaleOptimizer"):
+    wrong = keras.optimizers.LossScaleOptimizer(CombinedOptimizer("sgd"))
+    with pytest.raises(ValueError, match=r"CombinedOptimizer\(keras.optimizers.LossScaleOptimizer"):
         train(make_model(wrong, "step"))
 
 
@@ -188,7 +188,7 @@ def test_mixed_float16(mixed_float16):
     with pytest.raises(ValueError, match=r"`dtype policy`: 'mixed_float16'.*apply='step'"):
         make_layer()
     with pytest.raises(ValueError, match="LossScaleOptimizer"):
-        train(make_model(StepOptimizer("sgd")))
+        train(make_model(CombinedOptimizer("sgd")))
 
 
 @pytest.mark.parametrize("mode", ["mask", "defer"])
@@ -196,7 +196,7 @@ def test_policies_act_before_the_step(mode):
     policy = UpdatePolicy(mode, trigger="interval", max_age=3, max_rows=100)
     results = []
     for apply in ("backward", "step"):
-        model = make_model(StepOptimizer("sgd") if apply == "step" else "sgd", apply)
+        model = make_model(CombinedOptimizer("sgd") if apply == "step" else "sgd", apply)
         store = layer_of(model).store
         train(model, 1)
         store.set_update_policy("user", policy)
@@ -212,7 +212,7 @@ def test_policies_act_before_the_step(mode):
 def test_bounded_tables(apply):
     tables = [Table(name, 4, retention=Retention(16, "lru")) for name in TABLES]
     layer = EmbeddingCollection(tables, optimizers.Adagrad(RATE), name="tables", apply=apply)
-    model = model_of(StepOptimizer("sgd") if apply == "step" else "sgd", layer)
+    model = model_of(CombinedOptimizer("sgd") if apply == "step" else "sgd", layer)
     model.fit(KEYS, LABELS, batch_size=8, shuffle=False, verbose=0)
     other = EmbeddingCollection(tables, optimizers.Adagrad(RATE), name="tables")
     plain = model_of("sgd", other)
@@ -231,7 +231,7 @@ def of_own_optimizers(apply):
     rows = layer(inputs)
     flat = keras.layers.Concatenate()([rows["user"], keras.layers.Flatten()(rows["item"])])
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(flat))
-    model.compile(StepOptimizer("sgd") if apply == "step" else "sgd", "mse")
+    model.compile(CombinedOptimizer("sgd") if apply == "step" else "sgd", "mse")
     keys = {"user": KEYS[:, 0], "item": np.stack([KEYS[:, 1], KEYS[:, 0], KEYS[:, 1]], 1)}
     model.fit(keys, LABELS, batch_size=16, shuffle=False, verbose=0)
     return contents(layer)
@@ -257,7 +257,7 @@ def test_an_engine_beside_it(policy):
         return contents(model)
 
     plain = rows("backward", "sgd")
-    assert differ(plain, rows("step", StepOptimizer("sgd"))) == set()
+    assert differ(plain, rows("step", CombinedOptimizer("sgd"))) == set()
     if isinstance(policy, DeferGradients):
         with pytest.raises(ValueError, match=r"Invalid `policies`.*and loss scaling.*scaled grad"):
             rows("step", scaled())

@@ -179,7 +179,7 @@ def test_trains_as_keras_does(apply):
         model = keras.Sequential([keras.Input((3,), dtype="int64"), embedding])
         optimizer = keras.optimizers.SGD(0.5)
         if embedding is layer and apply == "step":
-            optimizer = slip.keras.StepOptimizer(optimizer)
+            optimizer = slip.keras.CombinedOptimizer(optimizer)
         model.compile(optimizer, "mse")
         losses.append(model.fit(KEYS, np.ones((2, 3, 4)), epochs=3, verbose=0).history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-5)

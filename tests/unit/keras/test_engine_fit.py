@@ -21,7 +21,7 @@ INPUTS, BATCH, FIELDS, DENSE, DIM = 1_600, 40, 3, 2, 4
 STEPS = INPUTS // BATCH
 STATES = ("warming", "varying", "saturated", "probing")
 # Settings that require losses. The bound is so large that only the fraction limits skipping.
-BOUNDED = {"skip_keep": 0.5, "max_auc_loss": 10.0}
+BOUNDED = {"skip_keep_rate": 0.5, "max_auc_loss": 10.0}
 
 
 def dataset():
@@ -52,7 +52,7 @@ class Run:
         if policies:
             settings.setdefault("window_steps", 5)
             if {"skip_examples", "mask_gradients"} & set(policies):
-                settings["share"] = 0.5
+                settings["fraction"] = 0.5
             self.slipstream = Slipstream(self.embeddings, **engine_arguments(*policies, **settings))
 
     @property
@@ -83,10 +83,10 @@ class Run:
             return tf.nest.map_structure(tf.identity, element)
 
     def assert_account(self, seen=INPUTS):
-        ledger = self.slipstream.ledger
-        assert ledger.examples_seen == seen == self.trained + ledger.examples_skipped
-        assert all(not r.examples_skipped for r in ledger.reports if r.is_warming_up)
-        return ledger
+        savings = self.slipstream.report()
+        assert savings.examples_seen == seen == self.trained + savings.examples_skipped
+        assert all(not r.examples_skipped for r in savings.reports if r.is_warming_up)
+        return savings
 
     def state(self):
         """Returns all trained values: dense weights, rows and slots."""
@@ -103,17 +103,17 @@ def assert_same(one, other, **tolerance):
 
 def test_inputs_by_drift():
     run = Run("skip_examples").fit(epochs=2)
-    ledger = run.assert_account(2 * INPUTS)
-    assert ledger.examples_skipped > 50
-    assert f"{ledger.examples_skipped:,} examples (" in run.words
+    savings = run.assert_account(2 * INPUTS)
+    assert savings.examples_skipped > 50
+    assert f"{savings.examples_skipped:,} examples (" in run.words
     assert "have been skipped" in run.words
 
 
 def test_gradients():
     run = Run("mask_gradients").fit()
-    ledger = run.assert_account()
-    rows = ledger.rows
-    assert ledger.examples_skipped == 0 < rows.masked and rows.sent == rows.offered - rows.masked
+    savings = run.assert_account()
+    rows = savings.rows
+    assert savings.examples_skipped == 0 < rows.masked and rows.sent == rows.offered - rows.masked
     assert f"{rows.masked:,} gradient rows (" in run.words
 
 
@@ -155,7 +155,7 @@ def test_all_of_the_gradient_arrives_in_the_end():
     run = Run("defer_gradients", defer_movement=1e9, defer_max_age=10_000, warmup=0)
     run.fit(dataset().take(8))
     assert deferred_rows(run) > 0
-    rows = run.slipstream.ledger.rows
+    rows = run.slipstream.report().rows
     assert rows.sent == 0 and rows.deferred == rows.offered
     run.embeddings.store.flush()
     assert deferred_rows(run) == 0
@@ -164,9 +164,9 @@ def test_all_of_the_gradient_arrives_in_the_end():
 
 
 def test_both():
-    run = Run("skip_examples", "defer_gradients", defer_movement=0.02, skip_keep=0.25).fit()
-    ledger = run.assert_account()
-    assert ledger.examples_skipped > 50 and 0 < ledger.rows.sent < ledger.rows.offered
+    run = Run("skip_examples", "defer_gradients", defer_movement=0.02, skip_keep_rate=0.25).fit()
+    savings = run.assert_account()
+    assert savings.examples_skipped > 50 and 0 < savings.rows.sent < savings.rows.offered
     assert set(run.weights) == {1.0, 4.0}
     words = run.words
     assert "been skipped; thinning kept" in words and "been sent" in words
@@ -184,12 +184,12 @@ def test_both():
 def test_a_dry_run_trains_bitwise_as_without_the_engine(policies, optimizer):
     run = Run(*policies, optimizer=optimizer, dry_run=True).fit()
     assert_same(run, Run(optimizer=optimizer).fit())
-    ledger = run.assert_account()
-    assert ledger.examples_skipped == 0
+    savings = run.assert_account()
+    assert savings.examples_skipped == 0
     words = run.words
     assert "would have been" in words and " have been" not in words.replace("would have been", "")
     if "skip_examples" in policies:
-        assert ledger.examples_skippable > 0
+        assert savings.examples_skippable > 0
 
 
 def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
@@ -199,12 +199,12 @@ def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
     assert_same(run, Run().fit())
     assert all(report.auc is not None for report in run.slipstream.tracker.reports[:-1])
     examples, rows = run.slipstream.report().dry_run.savings
-    assert examples.saved > 0 and 0 <= examples.least_cost < examples.most_cost
+    assert examples.saved > 0 and 0 <= examples.min_cost < examples.max_cost
     # A movement of 0.02 is 0.4 learning rates, and one learning rate costs 0.002 to 0.012 AUC.
-    assert (rows.least_cost, rows.most_cost) == pytest.approx((0.4 * 0.002, 0.4 * 0.012))
+    assert (rows.min_cost, rows.max_cost) == pytest.approx((0.4 * 0.002, 0.4 * 0.012))
     assert str(examples) in run.words
     blind = Run(*policies, dry_run=True, **settings).fit().slipstream.report().dry_run.savings[0]
-    assert blind.saved == examples.saved and blind.most_cost is None and "no losses" in blind.basis
+    assert blind.saved == examples.saved and blind.max_cost is None and "no losses" in blind.basis
 
 
 def test_only_a_dry_run_has_an_estimate():
@@ -213,16 +213,16 @@ def test_only_a_dry_run_has_an_estimate():
 
 
 def test_a_keep_rate_keeps_some_for_all():
-    run = Run("skip_examples", skip_keep=0.25).fit(epochs=2)
-    ledger = run.assert_account(2 * INPUTS)
+    run = Run("skip_examples", skip_keep_rate=0.25).fit(epochs=2)
+    savings = run.assert_account(2 * INPUTS)
     assert set(run.weights) == {1.0, 4.0}
-    assert run.weights.count(4.0) == ledger.examples_kept
-    assert ledger.examples_kept + ledger.examples_skipped == ledger.examples_skippable > 50
-    assert f"thinning kept {ledger.examples_kept:,} more" in run.words
+    assert run.weights.count(4.0) == savings.examples_kept
+    assert savings.examples_kept + savings.examples_skipped == savings.examples_skippable > 50
+    assert f"thinning kept {savings.examples_kept:,} more" in run.words
 
 
 def test_max_auc_loss_gets_the_losses():
-    run = Run("skip_examples", skip_keep=0.5, max_auc_loss=0.05).fit()
+    run = Run("skip_examples", skip_keep_rate=0.5, max_auc_loss=0.05).fit()
     reports = run.slipstream.tracker.reports
     assert all(report.log_loss is not None for report in reports if report.examples_seen)
     assert all(report.auc_loss_plan for report in reports[1:])
@@ -249,9 +249,9 @@ def test_a_functional_model_tells_its_losses(form):
     data = dataset().map(keys_alone)
     if form == "keys":
         data = data.map(lambda keys, y: ({"keys": keys}, y))
-    ledger = run.fit(data, epochs=2).assert_account(2 * INPUTS)
-    assert ledger.examples_skipped > 50
-    last = ledger.reports[-2]
+    savings = run.fit(data, epochs=2).assert_account(2 * INPUTS)
+    assert savings.examples_skipped > 50
+    last = savings.reports[-2]
     assert last.log_loss is not None and last.auc is not None
 
 
@@ -307,16 +307,16 @@ def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
         run.fit(data)
     said = [w for w in caught if "no step has told" in str(w.message)]
     assert len(said) == (0 if tells else 1)
-    assert (run.slipstream.ledger.reports[-2].log_loss is not None) == tells
+    assert (run.slipstream.report().reports[-2].log_loss is not None) == tells
 
 
 def test_losses_are_told_with_the_features_or_what_could_be_skipped():
     run, skippable = Run("skip_examples", **BOUNDED), np.array([True, False])
     keys = np.zeros((2, FIELDS))
-    told = [0.5, 0.25], [0.0, 1.0]
-    run.slipstream.record_losses({"keys": keys, "skippable": skippable}, *told)
-    run.slipstream.record_losses(None, *told, skippable=skippable)
-    run.slipstream.record_losses(keys, *told)
+    reported = [0.5, 0.25], [0.0, 1.0]
+    run.slipstream.record_losses({"keys": keys, "skippable": skippable}, *reported)
+    run.slipstream.record_losses(None, *reported, skippable=skippable)
+    run.slipstream.record_losses(keys, *reported)
     found = run.slipstream.tracker.classifier.take_loss_statistics()
     assert (found.skippable, found.weight) == (2, 6.0)
     assert found.skippable_squared_residuals == pytest.approx(2 * np.expm1(-0.5) ** 2)
@@ -347,19 +347,19 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
     for tag, attribute in (
         ("examples/seen", "examples_seen"),
         ("examples/skipped", "examples_skipped"),
-        ("examples/skipped_share", "skipped_share"),
+        ("examples/skipped_fraction", "skipped_fraction"),
         ("keys/hot", "hot_keys"),
         ("keys/saturated", "saturated_keys"),
-        ("keys/saturated_share", "saturated_share"),
+        ("keys/saturated_fraction", "saturated_fraction"),
         ("keys/hot_set_overlap", "hot_set_overlap"),
         ("threshold", "threshold"),
     ):
         expected = {report.step: np.float32(getattr(report, attribute)) for report in reports}
         assert found[f"saturation/{tag}"] == expected
         assert plugins[f"saturation/{tag}"] == "scalars"
-    shares = [found[f"saturation/states/{state}_share"] for state in STATES]
+    shares = [found[f"saturation/states/{state}_fraction"] for state in STATES]
     for report in reports:
-        assert sum(share[report.step] for share in shares) == pytest.approx(1.0)
+        assert sum(fraction[report.step] for fraction in shares) == pytest.approx(1.0)
 
     drift = found.pop("saturation/log10_drift")
     assert plugins["saturation/log10_drift"] == "histograms"

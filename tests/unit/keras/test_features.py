@@ -139,7 +139,7 @@ def test_trains_the_keys_and_no_other(form):
 @forms
 def test_fits_and_evaluates_through_apply(form):
     layer = make_layer(padding_key=FORMS[form][1])
-    policy = slip.SkipExamples(by=slip.RowDrift())
+    policy = slip.SkipExamples(score=slip.RowDrift())
     slipstream = slip.Slipstream(layer, [policy], window=slip.Window(steps=2, warmup=0.0))
     data = tf.data.Dataset.from_tensors((features_of(form), tf.ones([len(BAGS), 1]))).repeat(4)
     model = Model(layer)

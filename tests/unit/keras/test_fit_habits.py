@@ -61,8 +61,8 @@ def said(caplog):
     with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.WARNING, "absl"):
         warnings.simplefilter("always")
         # TensorFlow counts the traces of all tests in the process.
-        told = lambda: [str(w.message) for w in caught] + caplog.messages  # noqa: E731
-        yield lambda: [text for text in told() if "triggered tf.function retracing" not in text]
+        reported = lambda: [str(w.message) for w in caught] + caplog.messages  # noqa: E731
+        yield lambda: [text for text in reported() if "triggered tf.function retracing" not in text]
 
 
 # Half of the examples are skipped in the first epoch and none from the second epoch on.
@@ -70,7 +70,7 @@ FEWER_SKIPS = {
     "policies": slip.baselines.SkipAtRandom((*[0.5] * 4, 0.0)),
     "warmup": 0,
 }
-BY_DRIFT = slip.SkipExamples(by=slip.RowDrift(), share=0.5)
+BY_DRIFT = slip.SkipExamples(score=slip.RowDrift(), fraction=0.5)
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
@@ -80,10 +80,10 @@ def test_epochs_that_skip_less_than_the_first_lose_nothing(said, kind, steps_per
     run.model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
     history = run.fit(run.slipstream.apply(batches()), epochs=3, validation_data=batches().take(3))
     report = run.slipstream.end_window()
-    ledger = run.slipstream.ledger
-    assert ledger.examples_seen == 3 * COUNT
-    assert 0 < ledger.examples_skipped < 2 * COUNT and report.step == run.steps
-    assert run.steps >= (3 * COUNT - ledger.examples_skipped) / BATCH
+    savings = run.slipstream.report()
+    assert savings.examples_seen == 3 * COUNT
+    assert 0 < savings.examples_skipped < 2 * COUNT and report.step == run.steps
+    assert run.steps >= (3 * COUNT - savings.examples_skipped) / BATCH
     assert len(history.history["val_loss"]) == 3
     assert said() == []
 
@@ -118,10 +118,10 @@ def test_the_length_of_data_that_do_not_know_it_is_found_in_the_first_epoch(said
     run = Run(policies=BY_DRIFT, warmup=0.25)
     data = run.slipstream.apply(unknown_length(), BATCH)
     run.fit(data, epochs=4, validation_data=batches().take(2))
-    ledger = run.slipstream.ledger
+    savings = run.slipstream.report()
     assert run.slipstream.plan.steps == 4 * BATCHES
-    assert all(not r.examples_skipped for r in ledger.reports if r.step <= BATCHES)
-    assert ledger.examples_skipped > 0
+    assert all(not r.examples_skipped for r in savings.reports if r.step <= BATCHES)
+    assert savings.examples_skipped > 0
     assert not [words for words in said() if "ran out" in words or "Epoch" in words]
 
 
@@ -140,7 +140,7 @@ def test_steps_per_epoch_and_repeated_data_make_a_plan(epochs):
     run.fit(data, epochs=epochs, steps_per_epoch=40)
     assert run.slipstream.plan.steps == 40 * epochs
     assert run.slipstream.tracker.warmup_steps == 20 * epochs
-    assert run.slipstream.ledger.examples_skipped > 0
+    assert run.slipstream.report().examples_skipped > 0
     assert run.steps == 40 * epochs
 
 
@@ -249,10 +249,10 @@ def noted(weights):
     return note
 
 
-@pytest.mark.parametrize("settings", [{"keep": 0.25}, {}], ids=str)
+@pytest.mark.parametrize("settings", [{"keep_rate": 0.25}, {}], ids=str)
 def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
     run, weights = (
-        Run(policies=slip.SkipExamples(slip.RowDrift(), share=0.5, **settings), warmup=0),
+        Run(policies=slip.SkipExamples(slip.RowDrift(), fraction=0.5, **settings), warmup=0),
         [],
     )
     kept = run.slipstream.apply(batches().repeat(3))
@@ -264,9 +264,9 @@ def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
 
     object.__setattr__(run.model, "compute_loss", compute_loss)
     run.fit(kept, class_weight=WEIGHTS)
-    first = run.slipstream.ledger.reports[0]
+    first = run.slipstream.report().reports[0]
     assert first.examples_seen == 5 * BATCH, "no batch was fetched ahead"
-    assert run.slipstream.ledger.examples_skipped > 0
+    assert run.slipstream.report().examples_skipped > 0
     expected = {0.5, 3.0} | ({2.0, 12.0} if settings else set())
     assert set(weights) <= expected and len(set(weights)) > len(expected) - 2
 
@@ -321,19 +321,21 @@ def test_the_summary_shows_the_window_that_goes_on():
     run.fit(run.slipstream.apply(batches()))
     words = f"The present window goes on: {BATCHES} of {BATCHES + 4} steps, {COUNT} examples"
     assert words in str(run.slipstream.report())
-    assert len(run.slipstream.ledger.reports) == 0, "it was not ended"
+    assert len(run.slipstream.report().reports) == 0, "it was not ended"
     run.fit(run.slipstream.apply(batches()))
-    assert [r.step for r in run.slipstream.ledger.reports] == [BATCHES + 4]
+    assert [r.step for r in run.slipstream.report().reports] == [BATCHES + 4]
     assert f"{BATCHES - 4} of {BATCHES + 4} steps" in str(run.slipstream.report())
     run.slipstream.end_window()
     assert "goes on" not in str(run.slipstream.report())
 
 
 POLICIES = {
-    "foreseen loss": {"policies": slip.SkipExamples(by=slip.ForeseenLoss("label"), share=0.5)},
-    "drift": {"policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5)},
+    "predicted loss": {
+        "policies": slip.SkipExamples(score=slip.PredictedLoss("label"), fraction=0.5)
+    },
+    "drift": {"policies": slip.SkipExamples(score=slip.RowDrift(), fraction=0.5, keep_rate=0.5)},
     "drift within an AUC loss": {
-        "policies": slip.SkipExamples(by=slip.RowDrift(), share=0.5, keep=0.5),
+        "policies": slip.SkipExamples(score=slip.RowDrift(), fraction=0.5, keep_rate=0.5),
         "max_auc_loss": 0.5,
     },
     "deferring within an AUC loss": {
@@ -387,5 +389,5 @@ def test_functional_models_take_every_policy(form, settings):
         kept = run.slipstream.apply(data, **options)
         run.fit(kept, epochs=2, validation_data=data.take(2))
     run.slipstream.end_window()
-    assert run.slipstream.ledger.examples_seen == 2 * COUNT
-    assert run.slipstream.settings.needs_losses == run.slipstream.are_losses_told
+    assert run.slipstream.report().examples_seen == 2 * COUNT
+    assert run.slipstream.settings.needs_losses == run.slipstream.are_losses_recorded

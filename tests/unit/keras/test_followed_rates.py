@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, distributed, initializers, optimizers
-from slipstream_tf.keras import EmbeddingCollection, LearningRates, StepOptimizer
+from slipstream_tf.keras import CombinedOptimizer, EmbeddingCollection, LearningRates
 from slipstream_tf.keras.callbacks import RanksCallback
 
 schedules = keras.optimizers.schedules
@@ -51,7 +51,7 @@ def rate(layer: EmbeddingCollection) -> float:
 @pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"apply": "step"}])
 def test_a_scheduler_reaches_the_rows(arguments: Any) -> None:
     dense = keras.optimizers.SGD(0.25)
-    model, layer = make(StepOptimizer(dense) if "apply" in arguments else dense, **arguments)
+    model, layer = make(CombinedOptimizer(dense) if "apply" in arguments else dense, **arguments)
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
     moved = []
     record = keras.callbacks.LambdaCallback(

@@ -31,9 +31,9 @@ class Recorder:
             -tf.ones_like(losses) if column is None else column
             for column in (losses, labels, skippable, weights)
         ]
-        told = tf.stack([tf.cast(column, tf.float64) for column in columns], axis=1)
+        reported = tf.stack([tf.cast(column, tf.float64) for column in columns], axis=1)
         self.calls.assign_add(1)
-        self._rows.assign(tf.concat([self._rows, told], axis=0))
+        self._rows.assign(tf.concat([self._rows, reported], axis=0))
 
     @property
     def rows(self):

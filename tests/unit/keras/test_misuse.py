@@ -105,7 +105,7 @@ def test_validation_data_of_apply():
 @pytest.mark.parametrize("keep", [0.0, 0.5])
 def test_class_weights_of_a_plain_model_go_to_apply(keep):
     embeddings, model = make(keras.Model)
-    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift(), keep=keep))
+    slipstream = engine(embeddings, slip.SkipExamples(score=slip.RowDrift(), keep_rate=keep))
     weights = {0: 1.0, 1: 2.0}
     callbacks = [slipstream.callback()]
     with pytest.raises(ValueError, match=r"Invalid `class_weight`.*apply\(data, class_weight"):
@@ -115,7 +115,7 @@ def test_class_weights_of_a_plain_model_go_to_apply(keep):
 
 def test_batches_fetched_ahead_are_warned_of():
     embeddings, model = make(keras.Model)
-    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift()))
+    slipstream = engine(embeddings, slip.SkipExamples(score=slip.RowDrift()))
     data = slipstream.apply(batches()).prefetch(4)
     slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: time.sleep(0.02))
     with pytest.warns(RuntimeWarning, match=r"fetches batches ahead.*behind \.prefetch"):
@@ -124,7 +124,7 @@ def test_batches_fetched_ahead_are_warned_of():
 
 def test_no_such_warning_without_cause():
     embeddings, model = make(keras.Model)
-    slipstream = engine(embeddings, slip.SkipExamples(by=slip.RowDrift()))
+    slipstream = engine(embeddings, slip.SkipExamples(score=slip.RowDrift()))
     data = slipstream.apply(batches())
     next(iter(data))
     with warnings.catch_warnings():

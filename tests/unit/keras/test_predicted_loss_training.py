@@ -1,4 +1,4 @@
-"""Tests of `ForeseenLoss` in `model.fit`: pilots, corrections, dry run, checkpoints, misuse."""
+"""Tests of `PredictedLoss` in `model.fit`: pilots, corrections, dry run, checkpoints, misuse."""
 
 import keras
 import numpy as np
@@ -61,21 +61,21 @@ def predictions(model, keys):
 
 
 def skip(**settings):
-    share = settings.pop("share", 0.7)
-    return slip.SkipExamples(slip.ForeseenLoss(**settings), share=share)
+    fraction = settings.pop("fraction", 0.7)
+    return slip.SkipExamples(slip.PredictedLoss(**settings), fraction=fraction)
 
 
 @pytest.mark.parametrize(
-    ("pilot", "correct", "logits"),
+    ("pilot", "correction", "logits"),
     [
         *((pilot, "weight", False) for pilot in ("fm", "linear", "label", "model")),
         *(("fm", "offset", logits) for logits in (False, True)),
-        *(("model", correct, True) for correct in ("weight", "offset")),
+        *(("model", correction, True) for correction in ("weight", "offset")),
     ],
 )
-def test_keeps_its_share_and_stays_calibrated(pilot, correct, logits):
+def test_keeps_its_share_and_stays_calibrated(pilot, correction, logits):
     keys, label = clicks(60_000)
-    model, slipstream = build(skip(pilot=pilot, correct=correct), logits=logits)
+    model, slipstream = build(skip(pilot=pilot, correction=correction), logits=logits)
     fit(model, slipstream, dataset(keys, label))
     active = [report for report in slipstream.tracker.reports if not report.is_warming_up]
     skipped = sum(report.examples_skipped for report in active)
@@ -94,24 +94,24 @@ def test_over_seeds_calibration_is_within_2_percent_of_plain_trainings():
     for seed in range(2, 5):
         keys, label = clicks(40_000, seed=seed)
         means = {}
-        for correct in (None, *ratios):
-            policies = [] if correct is None else skip(correct=correct)
+        for correction in (None, *ratios):
+            policies = [] if correction is None else skip(correction=correction)
             model, slipstream = build(policies)
             # The rate decays toward 0, so that noise of the last steps affects neither model.
             decay = keras.callbacks.LearningRateScheduler(lambda epoch, _: 0.02 * 0.1**epoch)
             data = slipstream.apply(dataset(keys, label, batch=512))
             model.fit(data, epochs=2, verbose=0, callbacks=[decay, slipstream.callback()])
-            means[correct] = predictions(model, test_keys).mean()
-        for correct, found in ratios.items():
-            found.append(means[correct] / means[None])
-    for correct, found in ratios.items():
-        assert np.mean(found) == pytest.approx(1.0, abs=0.02), (correct, found)
+            means[correction] = predictions(model, test_keys).mean()
+        for correction, found in ratios.items():
+            found.append(means[correction] / means[None])
+    for correction, found in ratios.items():
+        assert np.mean(found) == pytest.approx(1.0, abs=0.02), (correction, found)
 
 
 def test_weights_of_a_window_add_up_to_its_examples():
     keys, label = clicks(20_000)
     _, slipstream = build(skip())
-    slipstream.tracker.classifier.configure("foreseen_loss", 0.2, keep_rate=0.05)
+    slipstream.tracker.classifier.configure("predicted_loss", 0.2, keep_rate=0.05)
     total = positives = kept = 0
     for _, y, weight in slipstream.apply(dataset(keys, label)):
         total += float(tf.reduce_sum(weight))
@@ -134,7 +134,7 @@ def test_batches_are_full_and_in_order():
     keys, label = clicks(10_000)
     keys[:, 0] = np.arange(10_000)
     _, slipstream = build(skip())
-    slipstream.tracker.classifier.configure("foreseen_loss", 0.2, keep_rate=0.05)
+    slipstream.tracker.classifier.configure("predicted_loss", 0.2, keep_rate=0.05)
     batches = [x["first"].numpy() for x, _, _ in slipstream.apply(dataset(keys, label))]
     assert {len(batch) for batch in batches[:-1]} == {BATCH}
     assert np.all(np.diff(np.concatenate(batches)) > 0)
@@ -146,7 +146,7 @@ def test_own_sample_weights_are_multiplied_and_learnt_by():
     learnt = []
     for own in (weight, None):
         _, slipstream = build(skip(pilot="linear"))
-        slipstream.tracker.classifier.configure("foreseen_loss", 0.5, keep_rate=0.05)
+        slipstream.tracker.classifier.configure("predicted_loss", 0.5, keep_rate=0.05)
         weights = [w.numpy() for _, _, w in slipstream.apply(dataset(keys, label, own))]
         full = [part for part in weights if len(part) == BATCH]
         assert np.concatenate(full).min() >= (1.0 if own is None else 3.0)
@@ -156,16 +156,16 @@ def test_own_sample_weights_are_multiplied_and_learnt_by():
         list(slipstream.apply(dataset(keys, label, -weight)))
 
 
-@pytest.mark.parametrize("correct", ["weight", "offset"])
-def test_the_models_own_pilot_with_batches_of_which_nothing_is_left(correct):
+@pytest.mark.parametrize("correction", ["weight", "offset"])
+def test_the_models_own_pilot_with_batches_of_which_nothing_is_left(correction):
     keys, label = clicks(6)
-    _, slipstream = build(skip(pilot="model", correct=correct))
-    slipstream.tracker.classifier.configure("foreseen_loss", 1.0, keep_rate=1e-6)
+    _, slipstream = build(skip(pilot="model", correction=correction))
+    slipstream.tracker.classifier.configure("predicted_loss", 1.0, keep_rate=1e-6)
     features = {"first": keys[:, 0], "second": keys[:, 1]}
-    _, y, weight = slipstream.thin((features, 0.0 * label), tf.zeros(6))
+    _, y, weight = slipstream.subsample((features, 0.0 * label), tf.zeros(6))
     assert y.shape == (1,) and float(weight[0]) == 0.0
     nothing = {name: value[:0] for name, value in features.items()}
-    _, y, weight = slipstream.thin((nothing, label[:0]), tf.zeros(0))
+    _, y, weight = slipstream.subsample((nothing, label[:0]), tf.zeros(0))
     assert y.shape == weight.shape == (0,)
 
 
@@ -201,13 +201,13 @@ def test_a_model_with_a_train_step_of_its_own_is_told_to_ask_the_pilot():
 
     keys, label = clicks(4_000)
     model, slipstream = build(skip(pilot="model"), kind=Own)
-    with pytest.warns(RuntimeWarning, match="does not ask it"):
+    with pytest.warns(RuntimeWarning, match="does not call `slipstream.subsample"):
         fit(model, slipstream, dataset(keys, label))
 
 
 def test_smoothed_labels_have_no_offset():
     keys, label = clicks(2_000)
-    model, slipstream = build(skip(correct="offset"))
+    model, slipstream = build(skip(correction="offset"))
     smoothed = keras.losses.BinaryCrossentropy(label_smoothing=0.1)
     model.compile("adam", smoothed)
     with pytest.raises(ValueError, match=r"`label_smoothing`: 0.1"):
@@ -219,7 +219,7 @@ def test_labels_between_0_and_1_have_weights_but_no_offset():
     label = 0.5 * label
     _, slipstream = build(skip())
     assert sum(len(y) for _, y, _ in slipstream.apply(dataset(keys, label))) == 1_000
-    _, slipstream = build(skip(correct="offset"))
+    _, slipstream = build(skip(correction="offset"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="neither 0 nor 1"):
         list(slipstream.apply(dataset(keys, label)))
     _, slipstream = build(skip())
@@ -266,7 +266,7 @@ def test_a_checkpoint_goes_on_with_what_the_pilot_has_learnt(tmp_path):
         np.testing.assert_array_equal(values, pilots[1][name])
 
 
-@pytest.mark.parametrize("settings", [{"correct": "offset"}, {"pilot": "model"}])
+@pytest.mark.parametrize("settings", [{"correction": "offset"}, {"pilot": "model"}])
 def test_what_needs_our_loss_is_refused_beside_a_plain_keras_model(settings):
     keys, label = clicks(1_000)
     model, slipstream = build(skip(**settings), kind=keras.Model)
@@ -278,13 +278,13 @@ def test_weights_go_through_a_plain_keras_model():
     keys, label = clicks(20_000)
     model, slipstream = build(skip(), kind=keras.Model)
     fit(model, slipstream, dataset(keys, label))
-    assert slipstream.ledger.examples_skipped > 5_000
+    assert slipstream.report().examples_skipped > 5_000
 
 
 def test_data_without_labels_is_refused():
     keys, label = clicks(100)
     _, slipstream = build(skip())
-    with pytest.raises(ValueError, match="losses are foreseen"):
+    with pytest.raises(ValueError, match="losses are predicted"):
         slipstream.apply(dataset(keys, label).map(lambda x, y: x))
 
 
@@ -294,7 +294,7 @@ def test_ragged_and_padded_features():
     slipstream = slip.Slipstream(embeddings, skip())
     bags = tf.RaggedTensor.from_row_lengths(keys.reshape(-1), np.full(4_000, 2))
     data = tf.data.Dataset.from_tensor_slices(({"first": bags}, label)).batch(BATCH)
-    slipstream.tracker.classifier.configure("foreseen_loss", 0.3, keep_rate=0.05)
+    slipstream.tracker.classifier.configure("predicted_loss", 0.3, keep_rate=0.05)
     kept = [x["first"] for x, _, _ in slipstream.apply(data)]
     assert 0 < sum(int(part.nrows()) for part in kept) < 4_000
     padded = np.where(np.arange(4_000)[:, None] % 2, keys, [[-1, -1]])

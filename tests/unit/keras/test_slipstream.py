@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from engine_settings import engine_arguments
+from engine_settings import engine_arguments, engine_settings
 
 import slipstream_tf as slip
 from slipstream_tf import RowDrift, SkipExamples, Table, Window, models, optimizers
@@ -19,7 +19,7 @@ from slipstream_tf.data.readers import registry
 from slipstream_tf.engine.report import WindowReport
 from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.keras import EmbeddingCollection, SaturationCallback, Slipstream
-from slipstream_tf.telemetry.ledger import Ledger
+from slipstream_tf.telemetry.savings_report import SavingsReport
 
 BATCH_SIZE = 8
 
@@ -46,7 +46,7 @@ def make_data(batches, form="matrix"):
 
 def make_engine(embeddings, **settings):
     """Returns an engine that skips half of the examples by drift."""
-    defaults = {"window_steps": 5, "share": 0.5, "warmup": 0}
+    defaults = {"window_steps": 5, "fraction": 0.5, "warmup": 0}
     chosen = engine_arguments("skip_examples", **{**defaults, **settings})
     return Slipstream(embeddings, **chosen)
 
@@ -66,10 +66,10 @@ def test_fit_skips_and_counts_every_trained_step(epochs):
     report = slipstream.end_window()
     trained = int(embeddings.store.export_table("a")["steps"][0])
     assert report.step == trained
-    ledger = slipstream.ledger
-    assert ledger.examples_seen == epochs * 40 * BATCH_SIZE
-    assert 0 < ledger.examples_skipped < ledger.examples_seen
-    kept = ledger.examples_seen - ledger.examples_skipped
+    savings = slipstream.report()
+    assert savings.examples_seen == epochs * 40 * BATCH_SIZE
+    assert 0 < savings.examples_skipped < savings.examples_seen
+    kept = savings.examples_seen - savings.examples_skipped
     assert (trained - epochs) * BATCH_SIZE < kept <= trained * BATCH_SIZE
 
 
@@ -97,8 +97,8 @@ def train_on(batches, ahead=True, **settings):
 
 @pytest.mark.parametrize("keep", [0.0, 0.3])
 def test_working_ahead_skips_the_same_inputs(keep):
-    trained, reports = train_on(60, skip_keep=keep)
-    alone, reports_alone = train_on(60, ahead=False, skip_keep=keep)
+    trained, reports = train_on(60, skip_keep_rate=keep)
+    alone, reports_alone = train_on(60, ahead=False, skip_keep_rate=keep)
     assert alone == trained
     assert len(reports) == len(reports_alone) > 3
     for one, other in zip(reports, reports_alone, strict=True):
@@ -173,7 +173,7 @@ def test_steps_by_hand():
     assert [i for i, report in enumerate(reports) if report is not None] == [4, 9]
     assert slipstream.step(steps=5).step == 15
     assert slipstream.end_window().window == 3
-    assert len(slipstream.ledger.reports) == 4
+    assert len(slipstream.report().reports) == 4
 
 
 def test_a_classifier_of_steps_follows_the_engine():
@@ -192,8 +192,8 @@ def test_a_classifier_of_steps_follows_the_engine():
         shares.append(float(np.mean(device.skippable)))
         slipstream.step()
     assert shares[0] == 0.0 and shares[-1] > 0.0
-    with pytest.raises(ValueError, match=r"`by`.*RowDrift"):
-        by_losses = slip.SkipExamples(slip.ForeseenLoss("label"))
+    with pytest.raises(ValueError, match=r"`score`.*RowDrift"):
+        by_losses = slip.SkipExamples(slip.PredictedLoss("label"))
         Slipstream(make_embeddings(), by_losses).classifier_on("CPU:0")
     with pytest.raises(ValueError, match=r"`policies`.*Slipstream\.observe.*Slipstream\.apply"):
         make_engine(make_embeddings()).observe(keys)
@@ -287,26 +287,26 @@ def report(window, seen, skipped):
     )
 
 
-def test_the_ledger_adds_up_and_prints():
-    ledger = Ledger([report(0, 3000, 0), report(1, 1000, 400)])
-    assert ledger.skipped_share == 0.1
-    values = json.loads(json.dumps(ledger.to_dict()))
+def test_the_report_adds_up_and_prints_a_table():
+    found = SavingsReport(
+        [report(0, 3000, 0), report(1, 1000, 400)], engine_settings("skip_examples")
+    )
+    assert found.skipped_fraction == 0.1
+    values = json.loads(json.dumps(found.to_dict()))
     assert values["examples_skipped"] == 400
-    assert [window["skipped_share"] for window in values["windows"]] == [0.0, 0.4]
-    lines = str(ledger).splitlines()
+    assert [window["skipped_fraction"] for window in values["windows"]] == [0.0, 0.4]
+    lines = found.table().splitlines()
     assert len(lines) == 5
     assert "40.0%" in lines[3]
     assert "0.25 (cap)" in lines[3]
-    parts = (
-        *("400 of 4,000 examples skipped (10.0%)", "0 of 0 gradient rows masked (0.0%)"),
-        *("0 of 0 gradient rows sent (0.0%)", "2 windows, whose ends took 1.00 s"),
-    )
+    parts = ("400 of 4,000 examples skipped (10.0%)", "the ends of 2 windows took 1.00 s")
     assert lines[-1] == "; ".join(parts)
 
 
-def test_an_empty_ledger():
-    assert Ledger([]).to_dict()["skipped_share"] == 0.0
-    assert "0 of 0 examples skipped" in str(Ledger([]))
+def test_a_report_without_windows():
+    empty = SavingsReport([], engine_settings("skip_examples"))
+    assert empty.to_dict()["skipped_fraction"] == 0.0
+    assert "0 of 0 examples skipped" in empty.table()
 
 
 def test_planned_steps_are_those_of_training():
@@ -403,7 +403,7 @@ def train(layers, **settings):
     [
         [slip.SkipExamples(slip.RowDrift())],
         [slip.DeferGradients(slip.Movement(0.05))],
-        [slip.MaskGradients(share=0.5)],
+        [slip.MaskGradients(fraction=0.5)],
     ],
     ids=lambda policies: type(policies[0]).__name__,
 )

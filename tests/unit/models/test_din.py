@@ -37,10 +37,10 @@ def make_data(count=32, dense=0, keys=9):
     """Makes histories of 0 to STEPS steps with padding at the end."""
     random = np.random.default_rng(0)
     lengths = random.integers(0, STEPS + 1, count)
-    is_there = np.arange(STEPS) < lengths[:, None]
+    is_present = np.arange(STEPS) < lengths[:, None]
     features = {name: random.integers(0, keys, count) for name in ("user", "item", "kind")}
     for name in HISTORY:
-        features[name] = np.where(is_there, random.integers(0, keys, is_there.shape), -1)
+        features[name] = np.where(is_present, random.integers(0, keys, is_present.shape), -1)
     inputs = {"keys": features}
     if dense:
         inputs["dense"] = random.normal(size=(count, dense)).astype(np.float32)

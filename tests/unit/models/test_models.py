@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, initializers, optimizers
-from slipstream_tf.distributed import with_next
+from slipstream_tf.distributed import prefetch_keys
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, MLP, DCNv2, DeepFM, FinalMLP
 from slipstream_tf.models.interaction import pair_order
@@ -322,7 +322,7 @@ def test_next_keys_are_needed_in_training_with_prefetch_and_nowhere_else():
     inputs, labels = make_data()
     data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16)
     ahead = make_dcn(embeddings=make_embeddings(prefetch=True))
-    with pytest.raises(ValueError, match=r"'next_keys'.*with_next"):
+    with pytest.raises(ValueError, match=r"'next_keys'.*prefetch_keys"):
         ahead(inputs, training=True)
     assert ahead(inputs).shape == (64, 1)
     losses = []
@@ -331,7 +331,7 @@ def test_next_keys_are_needed_in_training_with_prefetch_and_nowhere_else():
         model = make_dcn(embeddings=make_embeddings(prefetch=prefetch))
         model.compile("sgd", "binary_crossentropy")
         # Without prefetch the next keys are ignored.
-        fitted = model.fit(with_next(data), shuffle=False, verbose=0)
+        fitted = model.fit(prefetch_keys(data), shuffle=False, verbose=0)
         losses.append(fitted.history["loss"])
     assert losses[0] == losses[1]
 

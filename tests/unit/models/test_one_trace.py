@@ -111,7 +111,7 @@ def test_fit_traces_its_step_in_the_first_one_only(saves):
     if not saves:
         model.fit(data, epochs=3, verbose=0, callbacks=[first])
     else:
-        policies = [slip.SkipExamples(slip.RowDrift(), share=0.5), slip.DeferGradients()]
+        policies = [slip.SkipExamples(slip.RowDrift(), fraction=0.5), slip.DeferGradients()]
         engine = slip.Slipstream(embeddings, policies, slip.Window(4, warmup=0))
         engine_data = engine.apply(data, batch_size=6)
         # The states of keys change at the end of a window, and therefore the batch sizes, too.

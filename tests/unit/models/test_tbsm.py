@@ -18,7 +18,7 @@ from slipstream_tf import (
     initializers,
     optimizers,
 )
-from slipstream_tf.distributed import with_next
+from slipstream_tf.distributed import prefetch_keys
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import TBSM
 from slipstream_tf.models.interaction import TimeAttention, pair_order
@@ -45,8 +45,10 @@ def make_data(count=32, dense=0, features=("user", "item")):
     """Makes sequences of 1 to STEPS steps with padding at the front."""
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, STEPS + 1, count)
-    is_there = np.arange(STEPS) >= STEPS - lengths[:, None]
-    keys = {f: np.where(is_there, generator.integers(0, 9, is_there.shape), -1) for f in features}
+    is_present = np.arange(STEPS) >= STEPS - lengths[:, None]
+    keys = {
+        f: np.where(is_present, generator.integers(0, 9, is_present.shape), -1) for f in features
+    }
     inputs = {"keys": keys}
     if dense:
         inputs["dense"] = generator.normal(size=(count, STEPS, dense)).astype(np.float32)
@@ -252,7 +254,7 @@ def test_next_keys_are_those_of_sequences(form):
         keras.utils.set_random_seed(0)
         model = make_model(prefetch=prefetch)
         model.compile("sgd", "binary_crossentropy")
-        losses.append(model.fit(with_next(data), shuffle=False, verbose=0).history["loss"])
+        losses.append(model.fit(prefetch_keys(data), shuffle=False, verbose=0).history["loss"])
     assert losses[0] == losses[1]
 
 
@@ -262,14 +264,14 @@ def test_the_engine_takes_a_sequence_as_a_bag():
     model = make_model()
     model.embeddings.learning_rate = 0.001
     model.compile("sgd", "binary_crossentropy")
-    policy = SkipExamples(RowDrift(alpha=0.6), share=0.5)
+    policy = SkipExamples(RowDrift(alpha=0.6), fraction=0.5)
     slipstream = Slipstream(model.embeddings, policy, Window(5, warmup=10))
     trained = slipstream.apply(data)
     model.fit(trained, callbacks=[slipstream.callback()], shuffle=False, verbose=0)
     slipstream.end_window()
-    ledger = slipstream.ledger
-    assert ledger.examples_seen == 640
-    assert 0 < ledger.examples_skipped < 480
+    savings = slipstream.report()
+    assert savings.examples_seen == 640
+    assert 0 < savings.examples_skipped < 480
 
 
 def test_attention_weighs_all_steps_without_a_mask():

@@ -29,7 +29,7 @@ def acted_on(sizes=SIZES, rate=None, **others):
 def rules(policy, *arguments, **others):
     """Returns table name -> update policy."""
     tables = acted_on(*arguments, **others)
-    return {table.name: policy.gradient_rule(table, tables) for table in TABLES}
+    return {table.name: policy.update_policy_of(table, tables) for table in TABLES}
 
 
 def test_others_leave_gradients_alone():
@@ -96,7 +96,7 @@ def test_the_default_movement_goes_by_the_learning_rate(rate, given, movement):
 def test_each_table_has_the_movement_of_its_own_rate():
     rates = {"user": 0.1, "item": 0.01, "shop": None}
     tables = Tables(TABLES, rates, SIZES)
-    found = [DeferGradients().gradient_rule(table, tables).movement for table in TABLES]
+    found = [DeferGradients().update_policy_of(table, tables).movement for table in TABLES]
     assert found == pytest.approx([0.005, 0.0005, 0.005])
 
 
@@ -104,8 +104,8 @@ def test_max_auc_loss_sets_the_movement_where_the_rate_is_known():
     policy = DeferGradients()
     rule = rules(policy, rate=0.1, max_auc_loss=0.001)["item"]
     assert rule.movement == movement_for_auc_loss(0.001, 0.1)
-    least, most = policy.auc_loss(acted_on(rate=0.1, max_auc_loss=0.001))
-    assert most == pytest.approx(0.001) and 0.0 < least < most
+    minimum, maximum = policy.auc_loss(acted_on(rate=0.1, max_auc_loss=0.001))
+    assert maximum == pytest.approx(0.001) and 0.0 < minimum < maximum
     assert rules(policy, max_auc_loss=0.001)["item"].movement == rules(policy)["item"].movement
     with pytest.raises(
         ValueError, match=r"Invalid `distance`: 0.25 for Movement with max_auc_loss"

@@ -13,10 +13,10 @@ from slipstream_tf._utils.serialization import deserialize, serialize
 from slipstream_tf.baselines import RowDrift, SkipAtRandom
 from slipstream_tf.policies import (
     DeferGradients,
-    ForeseenLoss,
     Interval,
     MaskGradients,
     Movement,
+    PredictedLoss,
     SkipExamples,
 )
 from slipstream_tf.policies.base import Begins, Policy
@@ -29,11 +29,11 @@ CLASSES = tuple(
 )
 POLICIES = [
     SkipExamples(RowDrift(0.5)),
-    SkipExamples(RowDrift(), share=0.75, keep=0.1),
-    SkipExamples(ForeseenLoss("linear", floor=0.1, memory="1MiB"), share=0.75),
+    SkipExamples(RowDrift(), fraction=0.75, keep_rate=0.1),
+    SkipExamples(PredictedLoss("linear", min_keep_probability=0.1, memory="1MiB"), fraction=0.75),
     MaskGradients(0.25, decay_moments=True),
     DeferGradients(),
-    DeferGradients(Interval(7, share=0.5), memory="64MB"),
+    DeferGradients(Interval(7, fraction=0.5), memory="64MB"),
     DeferGradients(Movement(0.25, max_age=9), memory=12_345),
     SkipAtRandom([0.5, 0.25]),
 ]
@@ -42,17 +42,23 @@ POLICIES = [
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: SkipExamples("drift"), r"`by`: 'drift' for SkipExamples.*RowDrift\("),
-        (lambda: SkipExamples(RowDrift), r"`by`: <class.*ForeseenLoss\("),
-        (lambda: SkipExamples(RowDrift(), share=1.5), "`share`: 1.5 for SkipExamples.*> 0 <= 1"),
-        (lambda: SkipExamples(RowDrift(), share="half"), "`share`: 'half' for SkipExamples"),
-        (lambda: SkipExamples(RowDrift(), keep=-0.1), "`keep`: -0.1 for SkipExamples"),
-        (lambda: SkipExamples(RowDrift(), keep=1), "`keep`: 1.0 for SkipExamples.*dry_run"),
-        (lambda: SkipExamples(RowDrift(), keep=None), "`keep`: None for SkipExamples"),
-        (lambda: MaskGradients(share=-0.1), "`share`: -0.1 for MaskGradients"),
-        (lambda: MaskGradients(share=float("nan")), "`share`: nan for MaskGradients"),
-        (lambda: MaskGradients(share=0), "`share`: 0 for MaskGradients.*> 0"),
-        (lambda: SkipExamples(RowDrift(), share=0.0), "`share`: 0.0 for SkipExamples.*> 0"),
+        (lambda: SkipExamples("drift"), r"`score`: 'drift' for SkipExamples.*RowDrift\("),
+        (lambda: SkipExamples(RowDrift), r"`score`: <class.*PredictedLoss\("),
+        (
+            lambda: SkipExamples(RowDrift(), fraction=1.5),
+            "`fraction`: 1.5 for SkipExamples.*> 0 <= 1",
+        ),
+        (lambda: SkipExamples(RowDrift(), fraction="half"), "`fraction`: 'half' for SkipExamples"),
+        (lambda: SkipExamples(RowDrift(), keep_rate=-0.1), "`keep_rate`: -0.1 for SkipExamples"),
+        (
+            lambda: SkipExamples(RowDrift(), keep_rate=1),
+            "`keep_rate`: 1.0 for SkipExamples.*dry_run",
+        ),
+        (lambda: SkipExamples(RowDrift(), keep_rate=None), "`keep_rate`: None for SkipExamples"),
+        (lambda: MaskGradients(fraction=-0.1), "`fraction`: -0.1 for MaskGradients"),
+        (lambda: MaskGradients(fraction=float("nan")), "`fraction`: nan for MaskGradients"),
+        (lambda: MaskGradients(fraction=0), "`fraction`: 0 for MaskGradients.*> 0"),
+        (lambda: SkipExamples(RowDrift(), fraction=0.0), "`fraction`: 0.0 for SkipExamples.*> 0"),
         (lambda: MaskGradients(decay_moments=1), "`decay_moments`: 1 for MaskGradients"),
         (lambda: DeferGradients(0.005), r"`until`: 0.005 for DeferGradients.*Movement\("),
         (lambda: DeferGradients("interval"), r"`until`: 'interval'.*Interval\("),
@@ -62,10 +68,10 @@ POLICIES = [
         (lambda: Movement(max_age=0), "`max_age`: 0 for Movement"),
         (lambda: Interval(0), "`steps`: 0 for Interval"),
         (lambda: Interval(2.5), "`steps`: 2.5 for Interval"),
-        (lambda: Interval(share=2), "`share`: 2.* for Interval"),
-        (lambda: SkipAtRandom([]), r"`shares`: \[\] for SkipAtRandom"),
-        (lambda: SkipAtRandom(0.5), "`shares`: 0.5 for SkipAtRandom.*a sequence"),
-        (lambda: SkipAtRandom([1.5]), "`shares`: 1.5 for SkipAtRandom"),
+        (lambda: Interval(fraction=2), "`fraction`: 2.* for Interval"),
+        (lambda: SkipAtRandom([]), r"`fractions`: \[\] for SkipAtRandom"),
+        (lambda: SkipAtRandom(0.5), "`fractions`: 0.5 for SkipAtRandom.*a sequence"),
+        (lambda: SkipAtRandom([1.5]), "`fractions`: 1.5 for SkipAtRandom"),
     ],
 )
 def test_bad_settings_are_refused(build, message):
@@ -107,30 +113,33 @@ def test_policies_act_on_what_they_say():
 
 
 def test_shares_are_those_of_their_policies():
-    assert SkipExamples(RowDrift(), share=0.5).key_share == 0.5
-    assert SkipExamples(RowDrift()).key_share == 0.3
-    by_loss = SkipExamples(ForeseenLoss(), share=0.25)
-    assert (by_loss.key_share, by_loss.target_share) == (None, 0.25)
-    assert SkipExamples(ForeseenLoss()).target_share == 0.5
-    assert MaskGradients().key_share == DeferGradients(Interval()).key_share == 0.3
-    assert DeferGradients().key_share is None
+    assert SkipExamples(RowDrift(), fraction=0.5).key_fraction == 0.5
+    assert SkipExamples(RowDrift()).key_fraction == 0.3
+    by_loss = SkipExamples(PredictedLoss(), fraction=0.25)
+    assert (by_loss.key_fraction, by_loss.target_fraction) == (None, 0.25)
+    assert SkipExamples(PredictedLoss()).target_fraction == 0.5
+    assert MaskGradients().key_fraction == DeferGradients(Interval()).key_fraction == 0.3
+    assert DeferGradients().key_fraction is None
 
 
 def test_the_policy_of_examples_keeps_what_its_score_decides():
-    policy = SkipExamples(ForeseenLoss(floor=0.1), share=0.5)
+    policy = SkipExamples(PredictedLoss(min_keep_probability=0.1), fraction=0.5)
     state = policy.initial_state()
-    assert policy.example_rule(state, Begins(0.5, 1))["mode"] == "none", "nothing is known"
+    assert policy.classifier_settings(state, Begins(0.5, 1))["mode"] == "none", "nothing is known"
     losses = np.array([0.4, 0.1, 0.2, 0.3], np.float32)
-    state = policy.next_state(state, losses, share=0.5)
-    rule = policy.example_rule(state, Begins(0.5, 2))
-    assert (rule["mode"], rule["keep_rate"]) == ("foreseen_loss", 0.1)
-    assert rule["threshold"] == state["foreseen_threshold"] > 0.0
+    state = policy.next_state(state, losses, fraction=0.5)
+    rule = policy.classifier_settings(state, Begins(0.5, 2))
+    assert (rule["mode"], rule["keep_rate"]) == ("predicted_loss", 0.1)
+    assert rule["threshold"] == state["predicted_loss_threshold"] > 0.0
     assert SkipExamples(RowDrift()).next_state({}, None, 0.5) == {}
 
 
 def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():
     policy = SkipAtRandom((0.5, 0.25))
-    found = [policy.example_rule({}, Begins(0.0, window))["random_share"] for window in (1, 2, 9)]
+    found = [
+        policy.classifier_settings({}, Begins(0.0, window))["random_fraction"]
+        for window in (1, 2, 9)
+    ]
     assert found == [0.5, 0.25, 0.25]
 
 
@@ -149,10 +158,10 @@ def test_bad_settings_of_a_score_are_refused(alpha, message):
 
 def test_a_score_comes_back_from_json():
     described = json.loads(json.dumps(serialize(RowDrift(0.5))))
-    assert deserialize("by", described, (RowDrift,), "scores") == RowDrift(0.5)
+    assert deserialize("score", described, (RowDrift,), "scores") == RowDrift(0.5)
 
 
 def test_the_rule_of_drift_is_the_threshold_of_keys():
     drift = RowDrift()
     assert drift.initial_state() == {}
-    assert drift.rule({}, Begins(0.5, 1)) == {"mode": "drift", "threshold": 0.5}
+    assert drift.classifier_settings({}, Begins(0.5, 1)) == {"mode": "drift", "threshold": 0.5}

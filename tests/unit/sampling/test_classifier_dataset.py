@@ -150,7 +150,7 @@ def test_same_seed_same_stream_and_each_pass_draws_anew():
     streams = []
     for _ in range(2):
         classifier = InputClassifier(["table"], seed=3)
-        classifier.configure("random", random_share=0.5)
+        classifier.configure("random", random_fraction=0.5)
         dataset = skip_inputs(matrix_batches(np.zeros(200), 10), classifier, SPECS)
         streams.append([labels_of(dataset), labels_of(dataset)])
     assert streams[0] == streams[1]

@@ -125,20 +125,20 @@ def test_it_defers_what_the_native_store_defers(rule, policy, is_graph, is_wrapp
 
 @pytest.mark.parametrize("most", [0, 1, 7, 1000])
 @pytest.mark.parametrize("policy", [MOVEMENT, INTERVAL], ids=["movement", "interval"])
-def test_nothing_is_lost_within_any_budget(policy, most):
-    policy = UpdatePolicy("defer", policy.trigger, policy.movement, policy.max_age, most)
+def test_nothing_is_lost_within_any_budget(policy, maximum):
+    policy = UpdatePolicy("defer", policy.trigger, policy.movement, policy.max_age, maximum)
     rows, store, _ = train(keras.optimizers.SGD(0.1), policy, is_graph=True)
     plain, _, _ = train(keras.optimizers.SGD(0.1), UpdatePolicy())
     np.testing.assert_allclose(rows, plain, atol=1e-6)
     counts = store.update_counts("t")
-    assert (counts.over_budget > 0) == (most < 1000)
-    assert (counts.deferred > 0) == (most > 0)
+    assert (counts.over_budget > 0) == (maximum < 1000)
+    assert (counts.deferred > 0) == (maximum > 0)
     # A gradient row is applied at once or added to a sum. A sum is applied together with a new
     # gradient row or by a flush.
     assert 0 <= counts.offered - counts.deferred <= counts.sent <= counts.offered
-    assert counts.flushed <= most
+    assert counts.flushed <= maximum
     # A sum has 3 values, a key and a step. Each row of the variable has 8 bytes of index.
-    assert counts.deferred_bytes <= max(1, min(most, ROWS)) * (4 * DIM + 16) + 9 * ROWS
+    assert counts.deferred_bytes <= max(1, min(maximum, ROWS)) * (4 * DIM + 16) + 9 * ROWS
 
 
 def test_no_more_sums_are_deferred_than_allowed():

@@ -51,7 +51,7 @@ def test_a_table_has_its_own_rule_and_rate(kind: int) -> None:
     assert rows_of(store, "a") == [-1.0] and rows_of(store, "b") == [-0.5]
     assert store.learning_rate is None
     assert [store.learning_rate_of(name) for name in ("a", "b")] == [0.25, 0.5]
-    assert [type(store.rule_of(name)) for name in ("a", "b")] == [SGD, Adagrad]
+    assert [type(store.optimizer_of(name)) for name in ("a", "b")] == [SGD, Adagrad]
     assert store.slot_layout("b").initial.tolist() == [0.0, 0.0]
 
 
@@ -91,7 +91,7 @@ def test_tables_without_one_share_the_stores() -> None:
     store.learning_rate.assign(0.25)
     train(store, [1])
     assert rows_of(store, "a") == rows_of(store, "b") == [-0.25]
-    assert isinstance(NativeStore(tables()).rule_of("a"), Adagrad)
+    assert isinstance(NativeStore(tables()).optimizer_of("a"), Adagrad)
 
 
 def test_a_shared_number_costs_no_operation() -> None:
@@ -146,19 +146,19 @@ def test_a_checkpoint_of_a_job_has_each_tables_rule_and_rate(tmp_path: Any) -> N
     store.rates.assign(1, 0.125)
     comm = distributed.SingleProcess()
     whole = tf.train.Checkpoint(x=tf.Variable(1.0))
-    distributed.JobCheckpoints(str(tmp_path), whole, comm, store, background=False).save(1)
+    distributed.CheckpointManager(str(tmp_path), whole, comm, store, background=False).save(1)
     other = job(2.0)
-    distributed.JobCheckpoints(str(tmp_path), whole, comm, other).restore()
+    distributed.CheckpointManager(str(tmp_path), whole, comm, other).restore()
     assert [other.learning_rate_of(name) for name in ("a", "b")] == [0.5, 0.125]
     np.testing.assert_array_equal(
         other.export_table("b")["slots"], store.export_table("b")["slots"]
     )
     wrong = NativeStore(tables(SGD(0.5)), SGD(0.5))
     with pytest.raises(checkpoint.CheckpointMismatchError, match="update rule Adagrad"):
-        distributed.JobCheckpoints(str(tmp_path), whole, comm, wrong).restore()
+        distributed.CheckpointManager(str(tmp_path), whole, comm, wrong).restore()
 
 
 def test_sok_has_one_rule_for_all_tables() -> None:
     with pytest.raises(ValueError, match=r"`optimizer`.*SOK's tables.*same rule and rate"):
-        optimizers.the_one_of(tables(SGD(0.5)), SGD(0.25), "SOK's tables")
-    assert optimizers.the_one_of(tables(SGD(0.5)), SGD(0.5), "SOK's tables") == SGD(0.5)
+        optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.25), "SOK's tables")
+    assert optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.5), "SOK's tables") == SGD(0.5)

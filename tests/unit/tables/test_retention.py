@@ -14,10 +14,15 @@ import tensorflow as tf
 from thread_jobs import KEYS, Job, Threads
 
 from slipstream_tf import Retention, Storage, Table, initializers, optimizers
-from slipstream_tf.distributed import JobCheckpoints, ReplicatedStore, ShardedStore, SingleProcess
+from slipstream_tf.distributed import (
+    CheckpointManager,
+    ReplicatedStore,
+    ShardedStore,
+    SingleProcess,
+)
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore
-from slipstream_tf.telemetry.ledger import Ledger
+from slipstream_tf.telemetry.savings_report import SavingsReport
 
 DIM = 4
 SPECS = [FeatureSpec("t", "t", padding_key=None)]
@@ -82,9 +87,9 @@ def test_a_row_expires_after_seconds() -> None:
 def test_a_job_goes_on_as_if_it_had_not_ended(on_disk: bool, tmp_path: Path) -> None:
     spill = tmp_path if on_disk else None
 
-    def saved(store: NativeStore) -> JobCheckpoints:
+    def saved(store: NativeStore) -> CheckpointManager:
         folder = tmp_path / "saved"
-        return JobCheckpoints(folder, tf.train.Checkpoint(), SingleProcess(), store)
+        return CheckpointManager(folder, tf.train.Checkpoint(), SingleProcess(), store)
 
     straight, first = store_of(BOTH, spill), store_of(BOTH, spill)
     for seed in range(200):
@@ -198,8 +203,8 @@ def test_owners_give_rows_by_the_requests_of_all_ranks() -> None:
 def test_a_report_has_columns_for_what_left(tmp_path: Path) -> None:
     job = Job(SingleProcess(), "native", tmp_path, retention=Retention(15, "lfu", 2, 6))
     job.train(0, 40)
-    ledger = Ledger(job.tracker.reports, job.tracker._settings)
-    assert {"evicted", "expired", "not admitted"} <= set(ledger.columns)
+    savings = SavingsReport(job.tracker.reports, job.tracker._settings)
+    assert {"evicted", "expired", "not admitted"} <= set(savings._columns())
     left = [report.tables[0].rows for report in job.tracker.reports]
     found = job.store.statistics("a")
     assert sum(counts.rows_expired for counts in left) == found.expired_rows > 0
@@ -207,7 +212,7 @@ def test_a_report_has_columns_for_what_left(tmp_path: Path) -> None:
     assert sum(counts.not_admitted for counts in left) == found.not_admitted > 0
     plain = Job(SingleProcess(), "native", tmp_path)
     plain.train(0, 8)
-    columns = Ledger(plain.tracker.reports, plain.tracker._settings).columns
+    columns = SavingsReport(plain.tracker.reports, plain.tracker._settings)._columns()
     assert not {"evicted", "expired", "not admitted"} & set(columns)
 
 

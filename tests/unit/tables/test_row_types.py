@@ -61,8 +61,10 @@ def is_lent(storage: Storage) -> bool:
 def as_kept(values: np.ndarray, dtype: str, lent: bool) -> np.ndarray:
     if not lent:
         return as_read(values, dtype)
-    precision, least = {"float32": (16, -140), "bfloat16": (16, -140), "float16": (19, -32)}[dtype]
-    exponent = np.maximum(np.frexp(values)[1] - precision, least)
+    precision, minimum = {"float32": (16, -140), "bfloat16": (16, -140), "float16": (19, -32)}[
+        dtype
+    ]
+    exponent = np.maximum(np.frexp(values)[1] - precision, minimum)
     steps = np.floor(np.ldexp(np.abs(values, dtype=np.float64), -exponent) + 0.5)
     return (np.sign(values) * np.ldexp(steps, exponent)).astype(np.float32)
 

@@ -25,8 +25,8 @@ from slipstream_tf.tables import NativeStore
 
 SPECS = [FeatureSpec("t", "t", padding_key=None)]
 DIM = 32
-MOST_ROWS = 512
-MEMORY = MOST_ROWS * Storage().row_bytes(DIM, DIM)
+MAX_ROWS = 512
+MEMORY = MAX_ROWS * Storage().row_bytes(DIM, DIM)
 
 
 def store_of(spill: Path | None, memory: int | str = MEMORY) -> NativeStore:
@@ -35,10 +35,12 @@ def store_of(spill: Path | None, memory: int | str = MEMORY) -> NativeStore:
     return NativeStore([table], optimizers.Adagrad(0.1))
 
 
-def batches(count: int, seed: int = 0, most: int = 8000) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def batches(
+    count: int, seed: int = 0, maximum: int = 8000
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     generator = np.random.default_rng(seed)
     for _ in range(count):
-        keys = np.minimum(generator.zipf(1.2, 200) * 7, most) + generator.integers(0, 40, 200)
+        keys = np.minimum(generator.zipf(1.2, 200) * 7, maximum) + generator.integers(0, 40, 200)
         yield keys, generator.normal(size=(200, DIM)).astype(np.float32)
 
 
@@ -70,7 +72,7 @@ def test_rows_are_those_of_a_table_in_memory(tmp_path: Path) -> None:
     ):
         np.testing.assert_array_equal(ours, theirs)
     found = spilled.spill_statistics("t")
-    assert found.rows_in_memory <= MOST_ROWS + 200
+    assert found.rows_in_memory <= MAX_ROWS + 200
     assert found.rows_in_memory + found.rows_on_disk == memory.size("t")
     assert found.rows_read > 0 and found.rows_written > 0 and found.disk_bytes > 0
     assert memory.spill_statistics("t").rows_on_disk == 0
@@ -78,7 +80,7 @@ def test_rows_are_those_of_a_table_in_memory(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_announced_rows_are_read_before_they_are_needed(tmp_path: Path) -> None:
+def test_prefetched_rows_are_read_before_they_are_needed(tmp_path: Path) -> None:
     spilled, memory = store_of(tmp_path), store_of(None)
     for store in (spilled, memory):
         train(store, 30)
@@ -86,7 +88,7 @@ def test_announced_rows_are_read_before_they_are_needed(tmp_path: Path) -> None:
     for keys, gradient in batches(30, seed=1):
         for store in (spilled, memory):
             packed = pack({"t": tf.constant(keys)}, SPECS)
-            store.announce_rows(packed)
+            store.prefetch_rows(packed)
             _, plan = store.lookup(packed, training=True)
             store.apply_gradients(plan, [tf.constant(gradient)])
     after = spilled.spill_statistics("t")
@@ -150,7 +152,7 @@ def test_a_model_trains_and_predicts_as_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["layer", "engine", "engine of two layers"])
-def test_data_sets_announce_their_batches(by: str, tmp_path: Path) -> None:
+def test_data_sets_prefetch_their_batches(by: str, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     keys = generator.integers(0, 3000, (4096, 2))
     label = (keys.sum(axis=1) % 2).astype(np.float32)
@@ -164,18 +166,18 @@ def test_data_sets_announce_their_batches(by: str, tmp_path: Path) -> None:
     data = tf.data.Dataset.from_tensor_slices(({"t": keys, "u": keys}, label)).batch(128)
     callbacks = []
     if by == "layer":
-        data = layer.announced(data).prefetch(2)
+        data = layer.prefetch_rows(data).prefetch(2)
     else:
         slipstream = Slipstream(layer if by == "engine" else [layer, in_memory], window=Window(8))
         data, callbacks = slipstream.apply(data), [slipstream.callback()]
     model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
     found = layer.store.spill_statistics("t")
     assert found.rows_read > 3000
-    # An engine also reads rows of hot keys at window ends, which are not announced.
+    # An engine also reads rows of hot keys at window ends, which are not prefetched.
     assert found.rows_read_ahead > 0.5 * found.rows_read
-    # `announced` returns the data set itself if all tables are in memory.
+    # `prefetched` returns the data set itself if all tables are in memory.
     other = EmbeddingCollection([Table("t", DIM)], optimizers.Adagrad(0.1))
-    assert other.announced(data) is data
+    assert other.prefetch_rows(data) is data
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_a_batch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert store.size("t") == 0
 
 
-def test_owners_read_ahead_what_other_ranks_announce(tmp_path: Path) -> None:
+def test_owners_read_ahead_what_other_ranks_prefetch(tmp_path: Path) -> None:
     steps = 40
 
     def run(comm: Any, spill: Path | None) -> Any:
@@ -220,7 +222,7 @@ def test_owners_read_ahead_what_other_ranks_announce(tmp_path: Path) -> None:
         for now, following, (_, gradient) in zip(packed, packed[1:], drawn, strict=False):
             _, plan = store.lookup(now, training=True)
             if spill is not None:
-                store.announce(following)
+                store.prefetch_keys(following)
             store.apply_gradients(plan, [tf.constant(gradient)])
         read = store.spill_statistics("t")
         return store.export_table("t"), read.rows_read, read.rows_read_ahead
@@ -259,7 +261,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
             for part in np.array_split(keys, 200):
                 spilled.write_rows("t", part, rows[part])
                 written += part.size
-        assert MOST_ROWS < written < keys.size
+        assert MAX_ROWS < written < keys.size
         memory.write_rows("t", keys[:written], rows[:written])
         ours, theirs = (store.gather("t", keys[:written])[0] for store in (spilled, memory))
         np.testing.assert_array_equal(ours, theirs)

@@ -23,20 +23,20 @@ def only(settings, made):
 
 
 def test_examples_cost_what_the_learning_curve_says():
-    saving = only(dry("skip_examples", skip_keep=0.2), reports())
+    saving = only(dry("skip_examples", skip_keep_rate=0.2), reports())
     total, missing = INPUTS * WINDOWS, (SKIPPABLE - KEPT) * (WINDOWS - WARMUP)
     assert (saving.what, saving.saved) == ("examples", missing)
-    assert saving.offered == INPUTS * (WINDOWS - WARMUP) and saving.share == 0.4
-    assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing / 2)))
+    assert saving.offered == INPUTS * (WINDOWS - WARMUP) and saving.fraction == 0.4
+    assert saving.min_cost == pytest.approx(SLOPE * math.log(total / (total - missing / 2)))
     worst = MODEL_MARGIN * SLOPE * math.log(total / (total - missing))
-    assert saving.most_cost == pytest.approx(worst)
+    assert saving.max_cost == pytest.approx(worst)
     assert "0.03 +- " in saving.basis and "0.50 of an average example" in saving.basis
 
 
 def test_examples_that_teach_more_than_others_cost_more():
     saving = only(dry("skip_examples"), reports(value=2.0))
-    assert saving.least_cost < saving.most_cost
-    ratio = saving.most_cost / saving.least_cost
+    assert saving.min_cost < saving.max_cost
+    ratio = saving.max_cost / saving.min_cost
     assert ratio == pytest.approx(MODEL_MARGIN)
 
 
@@ -47,27 +47,27 @@ def test_masked_rows_cost_their_share_of_the_examples():
     # A row of three float32 values and a key has 20 bytes.
     assert (saving.bytes_saved, saving.bytes_offered) == (5 * offered, 20 * offered)
     total, missing = INPUTS * WINDOWS, INPUTS * (WINDOWS - WARMUP) / 4
-    assert saving.least_cost == pytest.approx(SLOPE * math.log(total / (total - missing)))
+    assert saving.min_cost == pytest.approx(SLOPE * math.log(total / (total - missing)))
 
 
 def test_deferred_rows_cost_what_the_rule_says():
     settings = dry("skip_examples", "defer_gradients")
     made = reports(sent=120, deferred=80)
     examples, rows = estimate_dry_run(settings, made, (0.0001, 0.0006)).savings
-    assert (examples.what, rows.what, rows.share) == ("examples", "gradient rows", 0.4)
-    assert (rows.least_cost, rows.most_cost) == (0.0001, 0.0006) and "Adagrad" in rows.basis
+    assert (examples.what, rows.what, rows.fraction) == ("examples", "gradient rows", 0.4)
+    assert (rows.min_cost, rows.max_cost) == (0.0001, 0.0006) and "Adagrad" in rows.basis
     text = str(estimate_dry_run(settings, made, (0.0001, 0.0006)))
     assert "0.0001 to 0.0006 AUC.\n" in text and " AUC or\n" in text
     assert max(map(len, text.splitlines())) <= 100
     unknown = only(dry("defer_gradients"), made)
-    assert unknown.least_cost is None and unknown.basis.startswith("none:")
+    assert unknown.min_cost is None and unknown.basis.startswith("none:")
     assert "), at a cost that is not estimated" in str(unknown)
 
 
 @pytest.mark.parametrize("made", [reports(auc=False), reports()[: WARMUP + 1]])
 def test_without_a_curve_there_is_no_estimate(made):
     saving = only(dry("skip_examples"), made)
-    assert saving.saved > 0 and saving.most_cost is None and saving.basis.startswith("none:")
+    assert saving.saved > 0 and saving.max_cost is None and saving.basis.startswith("none:")
     names_switch = "DryRun(estimates_cost=True)" in saving.basis
     assert names_switch == all(report.auc is None for report in made)
 
@@ -80,4 +80,4 @@ def test_nothing_is_told_of_a_warm_up():
 def test_it_can_be_had_as_json():
     estimate = estimate_dry_run(dry("skip_examples"), reports())
     (saving,) = json.loads(json.dumps(estimate.to_dict()))["savings"]
-    assert saving["share"] == (SKIPPABLE) / INPUTS - KEPT / INPUTS
+    assert saving["fraction"] == (SKIPPABLE) / INPUTS - KEPT / INPUTS

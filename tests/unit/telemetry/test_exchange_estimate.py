@@ -22,7 +22,7 @@ def test_replicated_rows_go_to_all_others_in_one_message():
     estimate = ExchangeEstimate(LINK, rows=100, floats=16, ranks=3)
     assert estimate.seconds("float32") == pytest.approx(1e-3 + 100 * 2 * (8 + 64) / 1e6)
     assert estimate.seconds("bfloat16") == pytest.approx(1e-3 + 100 * 2 * (8 + 32) / 1e6, rel=1e-3)
-    half = estimate.seconds("float32", sent_share=0.5)
+    half = estimate.seconds("float32", sent_fraction=0.5)
     assert half == pytest.approx(1e-3 + 50 * 2 * (8 + 64) / 1e6)
 
 
@@ -36,19 +36,19 @@ def test_it_is_of_the_steps_after_the_warmup():
     estimate = estimate_exchange(made, LINK, 2, is_spread=False)
     assert estimate is not None
     assert (estimate.rows, estimate.floats) == (OFFERED / STEPS_PER_WINDOW / 2, DIM)
-    assert estimate.sent_share == 0.25
+    assert estimate.sent_fraction == 0.25
     assert estimate_exchange(made, None, 2, is_spread=False) is None
     assert estimate_exchange(made[:WARMUP], LINK, 2, is_spread=False) is None
     assert estimate_exchange([], LINK, 2, is_spread=False) is None
 
 
 def test_deferring_pays_where_the_link_is_slow():
-    slow = ExchangeEstimate(LINK, rows=10000, floats=16, ranks=2, sent_share=0.5, defers=True)
+    slow = ExchangeEstimate(LINK, rows=10000, floats=16, ranks=2, sent_fraction=0.5, defers=True)
     assert "With 50% of the gradient rows sent, int8 would take" in str(slow)
     assert "less." in str(slow)
     fast = dataclasses.replace(slow, link=dataclasses.replace(LINK, bytes_per_second=1e10))
     assert "it does not pay here." in str(fast)
-    assert "it does not pay" not in str(dataclasses.replace(fast, sent_share=1.0))
+    assert "it does not pay" not in str(dataclasses.replace(fast, sent_fraction=1.0))
 
 
 def test_masking_takes_no_time_of_its_own():
@@ -64,8 +64,8 @@ def test_a_dry_run_tells_it():
     exchange = estimate_exchange(made, LINK, 2, is_spread=True)
     estimate = estimate_dry_run(DRY_RUN, made, None, exchange)
     assert "on this link (1 MB/s from each rank, 1.00 ms a message):" in str(estimate)
-    told = json.loads(json.dumps(estimate.to_dict()))["exchange"]
-    assert told["auto"] == exchange.auto and told["seconds"].keys() == {
+    reported = json.loads(json.dumps(estimate.to_dict()))["exchange"]
+    assert reported["auto"] == exchange.auto and reported["seconds"].keys() == {
         "float32",
         "bfloat16",
         "int8",

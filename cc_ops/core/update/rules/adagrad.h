@@ -27,11 +27,11 @@ struct Adagrad : RuleBase {
   // Compare squares, which needs only one square root.
   SLIPSTREAM_ALWAYS_INLINE float Movement(float rate, int64_t dim, const float* gradient,
                                           const float* row) const {
-    const float most = Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {
+    const float maximum = Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {
       const float square = gradient[j] * gradient[j];
       return square / (row[dim + j] + square + epsilon);
     });
-    return rate * std::sqrt(most);
+    return rate * std::sqrt(maximum);
   }
 
   float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + dim); }

@@ -33,8 +33,8 @@ struct AdamMoments : RuleBase {
   // Returns the Movement (UpdateRule) for second moments v ([dim]), without momentum: rate *
   // |gradient| over the root of the updated second moment, so that a sum of n similar gradients
   // counts as n steps.
-  SLIPSTREAM_ALWAYS_INLINE float MovementBeside(float rate, int64_t dim, const float* gradient,
-                                                const float* v) const {
+  SLIPSTREAM_ALWAYS_INLINE float MovementWithMoments(float rate, int64_t dim, const float* gradient,
+                                                     const float* v) const {
     return rate * Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE {
              const float second = v[j] + (1.f - beta_2) * (gradient[j] * gradient[j] - v[j]);
              return std::fabs(gradient[j]) / (std::sqrt(second) + epsilon);
@@ -63,7 +63,7 @@ struct Adam : AdamMoments {
   }
 
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
-    return MovementBeside(rate, dim, gradient, row + 2 * dim);
+    return MovementWithMoments(rate, dim, gradient, row + 2 * dim);
   }
 
   float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + 2 * dim); }

@@ -27,7 +27,7 @@ struct AdamPerRow : AdamMoments {
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     float shares[] = {row[3 * dim], row[3 * dim + 1]};
     Advance(shares);
-    return MovementBeside(rate * Correction(shares), dim, gradient, row + 2 * dim);
+    return MovementWithMoments(rate * Correction(shares), dim, gradient, row + 2 * dim);
   }
 
   float SlotSummary(int64_t dim, const float* row) const { return Smallest(dim, row + 2 * dim); }

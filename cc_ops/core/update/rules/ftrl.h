@@ -68,7 +68,7 @@ struct Ftrl : RuleBase {
                                         float* __restrict__ row, const Power& root) const {
     float* __restrict__ sum = row + dim;
     float* __restrict__ linear = row + 2 * dim;
-    const float least = beta / rate + 2.f * l2;
+    const float minimum = beta / rate + 2.f * l2;
     for (int64_t j = 0; j < dim; ++j) {
       const float g = gradient[j], before = sum[j], total = before + g * g;
       const float root_after = root(total);
@@ -77,7 +77,7 @@ struct Ftrl : RuleBase {
       sum[j] = total;
       linear[j] = z;
       const float clipped = std::min(std::max(z, -l1), l1);
-      row[j] = (clipped - z) / (root_after / rate + least);
+      row[j] = (clipped - z) / (root_after / rate + minimum);
     }
   }
 };

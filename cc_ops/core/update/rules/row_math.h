@@ -34,10 +34,10 @@ SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict
 
 // Clips values to [-most, most]; a NaN stays. Explicit vectors, because compilers keep branches in
 // this loop when it is inlined.
-SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__ values) {
+SLIPSTREAM_ALWAYS_INLINE void Limit(float maximum, int64_t dim, float* __restrict__ values) {
   constexpr int64_t kParts = 8;
   using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
-  const Parts high = Parts{} + most, low = -high;
+  const Parts high = Parts{} + maximum, low = -high;
   int64_t j = 0;
   for (; j + kParts <= dim; j += kParts) {
     Parts own;
@@ -46,7 +46,7 @@ SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__
     own = own > high ? high : own;
     std::memcpy(values + j, &own, sizeof(own));
   }
-  for (; j < dim; ++j) values[j] = std::min(std::max(values[j], -most), most);
+  for (; j < dim; ++j) values[j] = std::min(std::max(values[j], -maximum), maximum);
 }
 
 // Returns the largest of value(j) >= 0 for j < dim, or a NaN if there is one, so that a damaged row
@@ -54,15 +54,15 @@ SLIPSTREAM_ALWAYS_INLINE void Limit(float most, int64_t dim, float* __restrict__
 // inlined.
 template <class Value>
 SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
-  uint32_t most = 0;
+  uint32_t maximum = 0;
   for (int64_t j = 0; j < dim; ++j) {
     const float own = value(j);
     uint32_t bits;
     std::memcpy(&bits, &own, sizeof(bits));
-    most = std::max(most, bits);
+    maximum = std::max(maximum, bits);
   }
   float largest;
-  std::memcpy(&largest, &most, sizeof(largest));
+  std::memcpy(&largest, &maximum, sizeof(largest));
   return largest;
 }
 

@@ -73,11 +73,11 @@ struct RowTransforms {
   }
 
  private:
-  static SLIPSTREAM_ALWAYS_INLINE void Shorten(float most, int64_t dim,
+  static SLIPSTREAM_ALWAYS_INLINE void Shorten(float maximum, int64_t dim,
                                                float* __restrict__ values) {
     const float norm = std::sqrt(SumOfSquares(dim, values));
-    if (norm <= most) return;
-    Multiply(most / norm, dim, values);
+    if (norm <= maximum) return;
+    Multiply(maximum / norm, dim, values);
   }
 
   static SLIPSTREAM_ALWAYS_INLINE void Multiply(float factor, int64_t dim,

@@ -172,12 +172,12 @@ TEST(UpdateRule, NoCopyOfAnFtrlRowMovesLess) {
     for (float& g : gradient) g = uniform();
     std::vector<float> before = row, copy = row;
     rule.FillSlots(4, rule.SlotSummary(4, row.data()), copy.data());
-    const float most = rule.Movement(0.1f, 4, gradient.data(), copy.data());
+    const float maximum = rule.Movement(0.1f, 4, gradient.data(), copy.data());
     const float own = rule.Movement(0.1f, 4, gradient.data(), row.data());
     rule.Apply(0.1f, 4, gradient.data(), row.data());
     for (int j = 0; j < 4; ++j) before[j] = std::fabs(row[j] - before[j]);
     ASSERT_NEAR(own, *std::max_element(before.begin(), before.begin() + 4), 1e-6f);
-    ASSERT_LE(own, most + 1e-6f);
+    ASSERT_LE(own, maximum + 1e-6f);
   }
   const float none[] = {0.f, 0.01f, 0.f, 0.f};
   rule.FillSlots(4, 0.f, row.data());
