@@ -115,11 +115,11 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Measures all variants in turn; prints and writes the results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     measures = {"gloo": gloo, "mpi": mpi}
     unknown = set(_PEERS.value) - set(measures)
     if unknown:
-        raise app.UsageError(f"--peers={','.join(_PEERS.value)}. Allowed: {', '.join(measures)}.")
+        raise app.UsageError(f"--peers={','.join(_PEERS.value)}. Expected {', '.join(measures)}.")
     times: dict[str, dict[str, float]] = {}
     for heading, way in _WAYS.items():
         print(f"{heading} ...", flush=True)

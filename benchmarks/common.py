@@ -132,7 +132,7 @@ def extra_flags(texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.removeprefix("--").partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not equals:
-            raise app.UsageError(f"--train_flag={name}. Allowed: name=value.")
+            raise app.UsageError(f"--train_flag={name}. Expected name=value.")
     return {name: value for name, _, value in pairs}
 
 
@@ -141,7 +141,7 @@ def integers(flag: str, texts: Sequence[str]) -> list[int]:
     try:
         return [int(text) for text in texts]
     except ValueError:
-        raise app.UsageError(f"--{flag}={','.join(texts)}. Allowed: integers.") from None
+        raise app.UsageError(f"--{flag}={','.join(texts)}. Expected integers.") from None
 
 
 def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -264,7 +264,7 @@ def choose(ways: Sequence[str], dtypes: Sequence[str]) -> list[Side]:
     for flag, texts, allowed in (("ways", ways, WAYS), ("dtypes", dtypes, _DTYPE_CHOICES)):
         for text in texts:
             if text not in allowed:
-                raise app.UsageError(f"--{flag}: {text!r}. Allowed: {', '.join(allowed)}.")
+                raise app.UsageError(f"--{flag}: {text!r}. Expected {', '.join(allowed)}.")
     return [Side(dtype, way) for dtype in dtypes for way in ways]
 
 
@@ -277,7 +277,7 @@ def cardinalities_of(texts: Sequence[str], tables: int) -> list[int]:
     rows = common.integers("cardinalities", texts)
     if len(rows) not in (1, tables) or min(rows) < 1:
         raise app.UsageError(
-            f"--cardinalities={','.join(texts)}. Allowed: one number, or one for each of the "
+            f"--cardinalities={','.join(texts)}. Expected one number, or one for each of the "
             f"--tables={tables} tables; each at least 1."
         )
     return rows * tables if len(rows) == 1 else rows
@@ -326,7 +326,7 @@ def quality_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> tuple[An
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     if _QUALITY.value:
         seeds = common.integers("seeds", _SEEDS.value)
         shared = common.extra_flags(_EXTRA.value)

@@ -250,7 +250,7 @@ def claims_of(took: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Measures one part."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     awake.keep()
     print(measure_cost() if _PART.value == "cost" else measure_events())
 

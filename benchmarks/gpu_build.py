@@ -53,7 +53,7 @@ def find_folder(flag: str, path: str, file: str, folders: Sequence[str]) -> Path
         if (Path(path) / folder / file).is_file():
             return (Path(path) / folder).resolve()
     allowed = ", ".join(str(Path(folder) / file) for folder in folders)
-    raise SystemExit(f"{flag}={path} has none of {allowed}. Allowed: a folder that has.")
+    raise SystemExit(f"{flag}={path} has none of {allowed}. Expected a folder that has.")
 
 
 def ask_smi(what: str) -> list[str]:

@@ -78,15 +78,15 @@ def parse_arguments() -> argparse.Namespace:
         help="GPUs, as 80,90; default: this machine's, else the package's")  # fmt: skip
     found = parser.parse_args()
     if found.jobs < 1 or found.runs < 5:
-        parser.error(f"--jobs={found.jobs} --runs={found.runs}: allowed: at least 1 and 5")
+        parser.error(f"--jobs={found.jobs} --runs={found.runs}: expected at least 1 and 5")
     for flag, allowed in (("parts", PARTS), ("tools", TOOLS)):
         names = getattr(found, flag).split(",")
         if not set(names) <= set(allowed):
-            parser.error(f"--{flag}={','.join(names)}. Allowed: some of {','.join(allowed)}")
+            parser.error(f"--{flag}={','.join(names)}. Expected some of {','.join(allowed)}")
         setattr(found, flag, names)
     for name in filter(None, found.architectures.split(",")):
         if not re.fullmatch(r"\d+[af]?", name):
-            parser.error(f"--architectures: {name!r}. Allowed: e.g. 80 or 90a")
+            parser.error(f"--architectures: {name!r}. Expected e.g. 80 or 90a")
     return found
 
 

@@ -129,7 +129,7 @@ def table_of(
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     if shutil.which("fio") is None:
         raise app.UsageError("fio is not there. Install it (apt-get install fio).")
     awake.keep()

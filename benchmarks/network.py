@@ -114,7 +114,7 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     found = _NAME.fullmatch(name)
     if found is None:
         raise app.UsageError(
-            f"--runs: {name!r} is unknown. Allowed: plain, unwatched, fae, hotline, mask, defer or "
+            f"--runs: {name!r} is unknown. Expected plain, unwatched, fae, hotline, mask, defer or "
             "defer_M, then _ageA, _bf16, _int8 or _auto, and _prefetch, in this order, e.g. "
             "defer_0.01_bf16, plain_bf16."
         )
@@ -141,7 +141,7 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
     """
     for placement in placements:
         if placement not in RUNS:
-            raise app.UsageError(f"--placements: {placement!r}. Allowed: {', '.join(RUNS)}.")
+            raise app.UsageError(f"--placements: {placement!r}. Expected {', '.join(RUNS)}.")
     cases = [ALONE]
     for placement in placements:
         chosen = names or RUNS[placement]
@@ -310,7 +310,7 @@ def check() -> list[int]:
     for count in ranks:
         if count < 2 or _BATCH.value % count:
             raise app.UsageError(
-                f"--ranks: {count}. Allowed: at least 2, and a divisor of --global_batch="
+                f"--ranks: {count}. Expected at least 2, and a divisor of --global_batch="
                 f"{_BATCH.value}."
             )
     if importlib.util.find_spec("horovod") is None:
@@ -350,7 +350,7 @@ def _page(runs: Set[str]) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     ranks = check()
     cases = plan(_RUNS.value, _PLACEMENTS.value, ranks)
     seeds = common.integers("seeds", _SEEDS.value)

@@ -77,7 +77,7 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def main(arguments: Sequence[str]) -> None:
     """Draws the figure."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     of_step, of_runs = steps(Path(_STEPS.value)), records(Path(_RUNS.value))
     path = summary.output() / "overview.png"
     plots = common.pyplot(path.name)

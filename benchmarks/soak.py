@@ -241,7 +241,7 @@ def main(arguments: Sequence[str]) -> None:
         raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
     output = summary.output().resolve()
     if output.exists() and any(output.iterdir()):
-        raise app.UsageError(f"--output={output}: something is there. Allowed: an empty folder.")
+        raise app.UsageError(f"--output={output}: something is there. Expected an empty folder.")
     output.mkdir(parents=True, exist_ok=True)
     sys.exit(0 if all(Soak(output).run().values()) else 1)
 

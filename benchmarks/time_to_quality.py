@@ -259,7 +259,7 @@ def choose(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in SYSTEMS:
-            raise app.UsageError(f"--systems: {name!r}. Allowed: {', '.join(SYSTEMS)}.")
+            raise app.UsageError(f"--systems: {name!r}. Expected {', '.join(SYSTEMS)}.")
     chosen = list(names or SYSTEMS)
     if not has_bfloat16():
         print("Without bfloat16: these processors do not multiply it.")
@@ -352,7 +352,7 @@ def claims_of(kept: Kept, level: float) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     names, seeds = choose(_SYSTEMS.value), common.integers("seeds", _SEEDS.value)
     few = "" if _EXAMPLES.value is None else f"-{_EXAMPLES.value}"
     folder = Path(_RECORDS.value) / f"{_DATA.value}{few}"

@@ -222,7 +222,7 @@ def finish(name: str, trials: list[dict[str, Any]], folder: Path) -> None:
 def main(_: Any) -> None:
     name = _SEARCH.value
     if name not in SEARCHES:
-        raise app.UsageError(f"--search={name}. Allowed: {', '.join(SEARCHES)}.")
+        raise app.UsageError(f"--search={name}. Expected {', '.join(SEARCHES)}.")
     folder = Path(_RECORDS.value) / name
     count = _TRIALS.value
     chosen = folder / CHOSEN

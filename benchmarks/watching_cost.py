@@ -283,10 +283,10 @@ def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Allowed: --flag=value.")
+        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
     for name in _POLICIES.value:
         if name not in policies():
-            raise app.UsageError(f"--policies: {name!r}. Allowed: {', '.join(policies())}.")
+            raise app.UsageError(f"--policies: {name!r}. Expected {', '.join(policies())}.")
         if _LIVE.value and name in _LEAVE_OUT:
             raise app.UsageError(f"--live: {name!r} would train fewer examples a step.")
     if _QUICK.value:

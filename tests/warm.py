@@ -106,10 +106,10 @@ def _require_untouched() -> None:
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
         names = [_read_text(f"/proc/self/task/{thread}/comm").strip() for thread in threads]
-        raise RuntimeError(f"{len(threads)} threads before a fork ({names}). Allowed: 1.")
+        raise RuntimeError(f"{len(threads)} threads before a fork ({names}). Expected 1.")
     eager = sys.modules.get("tensorflow.python.eager.context")
     if eager is not None and eager.context_safe() is not None:
-        raise RuntimeError("TensorFlow has an eager context before a fork. Allowed: none.")
+        raise RuntimeError("TensorFlow has an eager context before a fork. Expected none.")
 
 
 def _monitor(connection: socket.socket) -> list[str]:

@@ -96,7 +96,7 @@ def require_same(comm: Communicator, settings: Any, name: str, what: str) -> Non
             place, first, second = _first_difference(json.loads(texts[0]), json.loads(other), "")
             raise ValueError(
                 f"Invalid settings of {what} on rank {rank}: {place or 'it'} is {second!r}, but on "
-                f"rank 0 {first!r}. Allowed: the same settings on all ranks."
+                f"rank 0 {first!r}. Expected the same settings on all ranks."
             )
 
 

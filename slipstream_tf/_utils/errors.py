@@ -19,7 +19,7 @@ def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
         The ValueError, to be raised by the caller.
     """
     where = f" for {place}" if place else ""
-    return ValueError(f"Invalid `{argument}`: {value!r}{where}. Allowed: {allowed}.")
+    return ValueError(f"Invalid `{argument}`: {value!r}{where}. Expected {allowed}.")
 
 
 def require_choice(argument: str, value: Any, choices: Sequence[Any], place: str = "") -> None:

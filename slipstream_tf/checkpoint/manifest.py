@@ -129,7 +129,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"is damaged (`{name}` is {values.get(name)!r})"
     for name, entry in values["files"].items():
         if not _FILE.fullmatch(name):
-            yield f"names {name!r}; allowed: files in folders rank-0, rank-1, ... beside it"
+            yield f"names {name!r}; expected files in folders rank-0, rank-1, ... beside it"
         if not _has_kinds(entry, _FILE_KINDS) or "bytes" not in entry:
             yield f"is damaged (`files` has {entry!r} for {name!r})"
     for entry in values["tables"]:
@@ -148,7 +148,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         details = f"{len(positions)} positions and {len(rng)} states of rng"
         yield f"is damaged (has {details}, but `world_size` is {size})"
     if placement not in PLACEMENTS:
-        yield f"is damaged (has `placement` {placement!r}; allowed: {PLACEMENTS})"
+        yield f"is damaged (has `placement` {placement!r}; expected {PLACEMENTS})"
 
 
 def _text_of(path: Path) -> str:
@@ -157,7 +157,7 @@ def _text_of(path: Path) -> str:
         raise CheckpointError(path, problem, "Restore another checkpoint.")
     size = path.stat().st_size
     if size > _MAX_BYTES:
-        raise CheckpointError(path, f"has {size} bytes; allowed: {_MAX_BYTES}", _SAVE_AGAIN)
+        raise CheckpointError(path, f"has {size} bytes; expected {_MAX_BYTES}", _SAVE_AGAIN)
     return path.read_text(encoding="utf-8")
 
 

@@ -119,7 +119,7 @@ def build_model(
     if settings.batch_norm and comm.size > 1:
         raise UsageError(
             "Invalid flag --batch_norm on multiple ranks: their averages would differ. "
-            "Allowed: --nobatch_norm."
+            "Expected --nobatch_norm."
         )
     common: dict[str, Any] = {
         "dropout": settings.dropout,
@@ -264,7 +264,7 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
     if planned is not None and planned < 2 * steps:
         raise UsageError(
             f"Invalid flag --early_stopping={settings.early_stopping}: the run has {planned:,} "
-            f"steps, and is measured every {steps:,}: it cannot stop. Allowed: more --epochs, a "
+            f"steps, and is measured every {steps:,}: it cannot stop. Expected more --epochs, a "
             "smaller --evaluate_every, or --early_stopping=0."
         )
     return steps

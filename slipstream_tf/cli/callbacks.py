@@ -410,7 +410,7 @@ class Validation(keras.callbacks.Callback):
         if math.isnan(quality.auc):
             raise RunError(
                 f"The validation part has {quality.clicks:,} clicks in {quality.examples:,} "
-                "examples: there is no AUC to stop by. Allowed: examples of both kinds."
+                "examples: there is no AUC to stop by. Expected examples of both kinds."
             )
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.measured.append(

@@ -103,7 +103,7 @@ def checkpoint_settings(values: Mapping[str, Any], given: frozenset[str]) -> Che
     if there:
         raise UsageError(
             f"Invalid flag --output={saving.output}: {saving.directory} has checkpoints of a run, "
-            f"the newest of which is {there[0]}. Allowed: --resume, to go on from it; another "
+            f"the newest of which is {there[0]}. Expected --resume, to go on from it; another "
             "folder; or this one without its checkpoints."
         )
     return saving
@@ -136,7 +136,7 @@ def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None
     if saved["ranks"] != run["ranks"] and not saving.is_elastic:
         raise UsageError(
             f"Invalid flag --resume: {path} is of {saved['ranks']} rank(s), and this job has "
-            f"{run['ranks']}. Allowed: as many ranks, since each one's position in the data is its "
+            f"{run['ranks']}. Expected as many ranks, since each one's position in the data is its "
             "own."
         )
     before, now = _flags(saved["settings"]), _flags(run["settings"])
@@ -144,7 +144,7 @@ def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None
         if before.get(name) != now.get(name):
             raise UsageError(
                 f"Invalid flag --{name}={_shown(now.get(name))} with --resume: the run in "
-                f"{saving.output} has {_shown(before.get(name))}. Allowed: that value, or another "
+                f"{saving.output} has {_shown(before.get(name))}. Expected that value, or another "
                 "--output."
             )
     for name, value in saved["data"].items():
@@ -152,7 +152,7 @@ def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None
             raise UsageError(
                 f"Invalid flag --data={run['settings']['data']} with --resume: the data have "
                 f"changed since the run in {saving.output} began: {name} was {_shown(value)} and "
-                f"is {_shown(run['data'].get(name))}. Allowed: the same data, or another --output."
+                f"is {_shown(run['data'].get(name))}. Expected the same data, or another --output."
             )
 
 
@@ -342,7 +342,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"Invalid flag --resume: {path} cannot be read ({error!r}). It says what run the "
-            "checkpoints beside it are of. Allowed: another --output."
+            "checkpoints beside it are of. Expected another --output."
         ) from None
 
 

@@ -62,12 +62,12 @@ def name_of(data: str) -> str:
         if parsed is not None and parsed.examples >= _MIN_GENERATED:
             return GENERATED
         raise UsageError(
-            f"Invalid flag --data={data}. Allowed: {GENERATED}:COUNT with an integer COUNT >= "
+            f"Invalid flag --data={data}. Expected {GENERATED}:COUNT with an integer COUNT >= "
             f"{_MIN_GENERATED}."
         )
     if not os.path.exists(data):
         raise UsageError(
-            f"Invalid flag --data={data}: no such file or folder. Allowed: {DATA_HELP}."
+            f"Invalid flag --data={data}: no such file or folder. Expected {DATA_HELP}."
         )
     manifest = _prepared(data)
     if manifest is not None:

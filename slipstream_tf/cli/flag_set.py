@@ -75,7 +75,7 @@ def raised_as(kind: type[ProgramError], text: str, *caught: type[Exception]) -> 
 
 def does_nothing(name: str, needs: str) -> UsageError:
     """Returns the error for a flag that has no effect without `needs`."""
-    return UsageError(f"Flag --{name} does nothing here. Allowed: with {needs}.")
+    return UsageError(f"Flag --{name} does nothing here. Expected with {needs}.")
 
 
 class _Parser(flags.ArgumentParser):
@@ -101,7 +101,7 @@ class _Parser(flags.ArgumentParser):
         try:
             return self.convert(argument)
         except (ValueError, TypeError, OverflowError):
-            raise ValueError(f"Allowed: {self.allowed}.") from None
+            raise ValueError(f"Expected {self.allowed}.") from None
 
     def convert(self, argument: Any) -> Any:
         """Converts the text; raises ValueError, TypeError or OverflowError if it is invalid."""
@@ -346,7 +346,7 @@ class FlagSet:
         except flags.IllegalFlagValueError as error:
             message = str(error)
             if "Non-boolean" in message:
-                message = f"{message.split(':')[0]}: Allowed: true, false, or the flag alone."
+                message = f"{message.split(':')[0]}: Expected true, false, or the flag alone."
             raise UsageError(f"Invalid {message}") from None
         except flags.Error as error:
             message = str(error).replace(" ?", "?").rstrip(".")
@@ -383,7 +383,7 @@ class FlagSet:
             found = disk.read_json(path)
         if not isinstance(found, dict):
             raise UsageError(
-                f"Invalid flag --{SETTINGS}={path}: {found!r}. Allowed: a JSON object of flags and "
+                f"Invalid flag --{SETTINGS}={path}: {found!r}. Expected a JSON object of flags and "
                 "their values."
             )
         return {name: self._from_json(path, name, value) for name, value in found.items()}
@@ -393,7 +393,7 @@ class FlagSet:
             near = difflib.get_close_matches(name.replace("-", "_"), self.names, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UsageError(
-                f"Invalid name {name!r} in {path}.{hint} Allowed: flags of {self.program} other "
+                f"Invalid name {name!r} in {path}.{hint} Expected flags of {self.program} other "
                 f"than {SETTINGS}; see {self.program} {FULL_HELP}."
             )
         parser = self.parser_of(name)
@@ -407,5 +407,5 @@ class FlagSet:
         except ValueError:
             allowed = "true or false" if is_switch else parser.allowed
             raise UsageError(
-                f"Invalid value {value!r} of {name!r} in {path}. Allowed: {allowed}."
+                f"Invalid value {value!r} of {name!r} in {path}. Expected {allowed}."
             ) from None

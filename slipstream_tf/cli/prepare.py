@@ -95,7 +95,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         RunError: If a file cannot be read or written.
     """
     if not values[_DATA]:
-        raise UsageError("Missing argument DATA. Allowed: one or more files; see --help.")
+        raise UsageError("Missing argument DATA. Expected one or more files; see --help.")
     import_tensorflow()
     from slipstream_tf.data.opening import open_source
     from slipstream_tf.data.schema import read_schema
@@ -124,11 +124,11 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
 
     folder = values["output"]
     if folder is None:
-        raise UsageError("Missing flag --output. Allowed: a folder that can be made and written.")
+        raise UsageError("Missing flag --output. Expected a folder that can be made and written.")
     budget = parse_bytes("hot_set_memory", values["hot_set_memory"])
     if budget < 4 * values["dim"]:
         raise UsageError(
-            f"Invalid flag --hot_set_memory={values['hot_set_memory']}. Allowed: at least "
+            f"Invalid flag --hot_set_memory={values['hot_set_memory']}. Expected at least "
             f"{4 * values['dim']} bytes, a row of --dim values."
         )
     options = Options(
@@ -146,7 +146,7 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
             statistics = prepare(source, files, folder, options, bars.show)
         except OtherPreparation as error:
             raise UsageError(
-                f"Invalid flag --output={folder}: {error}. Allowed: another folder, the same files "
+                f"Invalid flag --output={folder}: {error}. Expected another folder, the same files "
                 "and flags as then, or --overwrite."
             ) from None
         except BadLineError as error:

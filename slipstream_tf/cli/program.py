@@ -200,7 +200,7 @@ def make_output(path: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
     raise UsageError(
-        f"Invalid flag --output={path}: {reason}. Allowed: a folder that can be made and written."
+        f"Invalid flag --output={path}: {reason}. Expected a folder that can be made and written."
     )
 
 

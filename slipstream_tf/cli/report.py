@@ -51,7 +51,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """
     if not values[_RUNS]:
         raise UsageError(
-            "Missing argument RUN. Allowed: one or more folders that slipstream-train wrote as "
+            "Missing argument RUN. Expected one or more folders that slipstream-train wrote as "
             "--output."
         )
     with raised_as(UsageError, "Invalid argument ", RecordError):
@@ -61,7 +61,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     is_hidden = not sys.stderr.isatty()
     bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
     make_output(values["output"])
-    problem = f"Invalid flag --output={values['output']}. Allowed: a folder that can be written: "
+    problem = f"Invalid flag --output={values['output']}. Expected a folder that can be written: "
     with raised_as(UsageError, problem, OSError):
         path = write_report(runs, values["output"], bar)
     print(f"Report: {os.path.abspath(path)}")

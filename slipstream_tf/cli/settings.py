@@ -201,7 +201,7 @@ def resolve(
         chosen = {**_repeated(matched, chosen), **chosen}
     chosen = {**from_file, **chosen}
     if chosen.get("data") is None:
-        raise UsageError("Missing flag --data. Allowed: a path of a data set; see --help.")
+        raise UsageError("Missing flag --data. Expected a path of a data set; see --help.")
     data_name = name_of(chosen["data"])
     own = PRESETS.get(data_name, {})
     defaults = {**values, **{name: flags.parser_of(name).parse(text) for name, text in own.items()}}
@@ -253,19 +253,19 @@ def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if control == "none":
         if path is not None:
             raise UsageError(
-                f"Invalid flag --match={path} with --control=none. Allowed: with "
+                f"Invalid flag --match={path} with --control=none. Expected with "
                 "--control=random or --control=stop, which repeat that run."
             )
         return None
     if path is None:
         raise UsageError(
-            f"Missing flag --match with --control={control}. Allowed: the metrics.json of the run "
+            f"Missing flag --match with --control={control}. Expected the metrics.json of the run "
             "that the control repeats."
         )
     if values["policies"] or values["dry_run"]:
         name = "policies" if values["policies"] else "dry_run"
         raise UsageError(
-            f"Invalid flag --{name} with --control={control}. Allowed: without it; a control does "
+            f"Invalid flag --{name} with --control={control}. Expected without it; a control does "
             "not look at keys."
         )
     return read_record(path, "match")
@@ -285,7 +285,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
             if chosen[name] != before:
                 raise UsageError(
                     f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
-                    f"{before}. Allowed: that value, or no --{name}."
+                    f"{before}. Expected that value, or no --{name}."
                 )
     return {name: value for name, value in settings.items() if name not in _NOT_REPEATED}
 
@@ -301,7 +301,7 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
             raise UsageError(
                 "Invalid flag --control=stop: the matched run has --early_stopping="
                 f"{matched['settings']['early_stopping']}, by which the control would stop, too. "
-                "Allowed: a matched run with --early_stopping=0."
+                "Expected a matched run with --early_stopping=0."
             )
         # Round to whole batches, because a small last batch would move the weights as far as a
         # full one.

@@ -72,18 +72,18 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     saving = checkpoint_settings(values, given)
     if agent.is_elastic() and not saving.is_elastic:
         raise UsageError(
-            "Missing flag --elastic: horovodrun was given hosts that come and go. Allowed: "
+            "Missing flag --elastic: horovodrun was given hosts that come and go. Expected "
             "--elastic, or horovodrun with -H or without hosts."
         )
     if settings.early_stopping and settings.prefetch:
         raise UsageError(
             f"Invalid flag --prefetch with --early_stopping={settings.early_stopping}: keys that "
-            "were sent ahead of a measurement would be sent again. Allowed: --early_stopping=0."
+            "were sent ahead of a measurement would be sent again. Expected --early_stopping=0."
         )
     if has_pilot("model")(settings) and settings.prefetch:
         raise UsageError(
             "Invalid flag --prefetch with --pilot=model: which of the next batch are trained is "
-            "not known when their rows are requested. Allowed: --noprefetch, or another pilot."
+            "not known when their rows are requested. Expected --noprefetch, or another pilot."
         )
     if settings.schedule == "hotline" or (settings.schedule == "fae" and agent.rank() is not None):
         _require_fresh_run(settings, saving, values)
@@ -91,7 +91,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
         name = "resume" if saving.resume else "checkpoint_every"
         raise UsageError(
             f"Invalid flag --{name} with --early_stopping={settings.early_stopping}: the best "
-            "weights and rows are in no checkpoint. Allowed: --early_stopping=0."
+            "weights and rows are in no checkpoint. Expected --early_stopping=0."
         )
     if values["output"] is not None and not agent.rank():
         make_output(values["output"])
@@ -127,7 +127,7 @@ def _require_fresh_run(
             allowed = "--placement=sharded" if name == "placement" else "without it"
             raise UsageError(
                 f"Invalid flag --{name} with --schedule={settings.schedule}: rows of hot keys are "
-                f"on all ranks, the others spread over them. Allowed: {allowed}."
+                f"on all ranks, the others spread over them. Expected {allowed}."
             )
 
 
@@ -159,7 +159,7 @@ def carry_out(
         if "bottom" in given and not parts.train.spec.num_dense:
             raise UsageError(
                 f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
-                "Allowed: with data that has dense columns."
+                "Expected with data that has dense columns."
             )
     if settings.uses_engine and settings.window_steps is None:
         # An elastic job keeps its window length, because the number of planned steps changes with
@@ -335,7 +335,7 @@ def _require_matched_size(match: str | None, size: int) -> None:
     if before != size:
         raise UsageError(
             f"Invalid flag --match={match} on {size} rank(s): the matched run had {before}. "
-            "Allowed: as many ranks."
+            "Expected as many ranks."
         )
 
 
@@ -346,7 +346,7 @@ def _require_free(path: str) -> None:
     """
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise UsageError(
-            f"Invalid flag --export={path}: something is there. Allowed: a folder that is not "
+            f"Invalid flag --export={path}: something is there. Expected a folder that is not "
             "there yet, or is empty."
         )
 

@@ -84,7 +84,7 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
             value = columns[name][row].as_py()
             if isinstance(value, bytes):
                 value = value[:40].decode(errors="backslashreplace")
-            reasons.setdefault(row, f"{name} {value!r}; allowed: {allowed}")
+            reasons.setdefault(row, f"{name} {value!r}; expected {allowed}")
 
     text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
     label, is_malformed = _numbers(columns[schema.label], text_missing)

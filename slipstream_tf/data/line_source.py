@@ -241,12 +241,12 @@ class CsvSource(LineSource):
     def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:
         line = line.removesuffix(b"\r")
         if len(line) > text.MAX_LINE_BYTES:
-            raise ValueError(f"more than {text.MAX_LINE_BYTES} bytes; allowed: so many at most")
+            raise ValueError(f"more than {text.MAX_LINE_BYTES} bytes; expected so many at most")
         # Latin-1 maps each byte to one character, therefore it preserves text of any encoding.
         values = self._values(line.decode("latin-1")) if line else [""]
         if len(values) != len(header):
             raise ValueError(
-                f"{len(values)} columns; allowed: {len(header)}, separated by "
+                f"{len(values)} columns; expected {len(header)}, separated by "
                 f"{self._schema.delimiter!r}"
             )
         return [value.encode("latin-1") for value in values]

@@ -191,6 +191,6 @@ def _recognised(path: str, has_schema: bool) -> str:
         return "criteo"
     shown = line[:60].decode(errors="backslashreplace")
     raise ValueError(
-        f"{path}: its first line {shown!r} is neither Criteo's nor Avazu's. Allowed: those, "
+        f"{path}: its first line {shown!r} is neither Criteo's nor Avazu's. Expected those, "
         "or CSV or Parquet with a schema (--schema)."
     )

@@ -276,7 +276,7 @@ def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str)
     """
     if set(contents) != set(kinds):
         raise ValueError(
-            f"Invalid {what}: arrays {sorted(contents)}. Allowed: exactly {sorted(kinds)}."
+            f"Invalid {what}: arrays {sorted(contents)}. Expected exactly {sorted(kinds)}."
         )
     return {name: tf.constant(np.asarray(contents[name], t)) for name, t in kinds.items()}
 

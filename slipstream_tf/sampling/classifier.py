@@ -272,7 +272,7 @@ def _check_label(element: Any) -> list[tf.Tensor]:
     if label.shape.rank != 1 and label.shape[1:] != [1]:
         return []
     message = (
-        "A label is not finite. Allowed: finite numbers; leave inputs without a label out before "
+        "A label is not finite. Expected finite numbers; leave inputs without a label out before "
         "Slipstream.apply"
     )
     return [tf.debugging.check_numerics(label, message)]

@@ -178,7 +178,7 @@ class Rates:
         factor = tf.where(rate == reference, 1.0, rate / reference)
         details = (
             f"The learning rate of {type(self._optimizer).__name__} is more than {_MOST:g} times "
-            f"what it was when training began, and tables follow it. Allowed: {_NOT_FOLLOWED}"
+            f"what it was when training began, and tables follow it. Expected {_NOT_FOLLOWED}"
         )
         # Not `tf.debugging.assert_less_equal`: its condition costs more than the rest of this
         # function.

@@ -320,7 +320,7 @@ def test_an_output_that_cannot_be_made_is_refused_before_the_run(
 ) -> None:
     (tmp_path / "file").write_text("")
     line = refused(capsys, *SMALL, f"--output={tmp_path / 'file'}")
-    assert "--output" in line and "Allowed: a folder" in line
+    assert "--output" in line and "Expected a folder" in line
 
 
 def test_a_run_that_diverges_tells_the_cause_in_one_line(

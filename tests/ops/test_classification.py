@@ -532,7 +532,7 @@ def test_bad_alpha(make, alpha):
 @pytest.mark.parametrize("alpha", [0.0, 2.0, math.nan])
 def test_op_itself_rejects_bad_alpha(op, alpha):
     make_resource = getattr(_loader.library(), f"slipstream_{op}")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"alpha is .*allowed: above 0"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"alpha is .*expected above 0"):
         make_resource(alpha=tf.constant(alpha, tf.float64), num_tables=1)
 
 

@@ -455,7 +455,7 @@ def test_more_than_there_is_memory_for_is_refused():
 
 @pytest.mark.parametrize("dim", [-1, 0, 65537, 2**63 - 1])
 def test_bad_dim(dim):
-    with pytest.raises(BAD, match=f"dim of deferred gradients is {dim}; allowed: 1 to 65536"):
+    with pytest.raises(BAD, match=f"dim of deferred gradients is {dim}; expected 1 to 65536"):
         DeferredGradients(dim)
 
 

@@ -115,7 +115,7 @@ def test_rows_of_one_key_are_added_before_the_rule_and_scaled():
     [
         ([1.0, np.nan], "gradients of table 'b' are multiplied by nan, which is not finite"),
         ([np.inf, 1.0], "gradients of table 'a' are multiplied by inf"),
-        ([1.0], "scale has 1 values; allowed: none, or one for each of 2 tables"),
+        ([1.0], "scale has 1 values; expected none, or one for each of 2 tables"),
     ],
 )
 def test_a_scale_that_is_no_number_of_each_table_changes_nothing(scale, message):
@@ -216,7 +216,7 @@ def test_gradients_that_are_not_finite_pass_where_they_may():
             send_buffer([[1, 0]], [5, 6], [1, 2, 3]),
             "sizes name 1 keys and 3 values; there are 2 and 3",
         ),
-        (send_buffer([[1, 0, 0]], [5], [1, 2, 3]), r"sizes has shape \[1,3\]; allowed: \[\?,2\]"),
+        (send_buffer([[1, 0, 0]], [5], [1, 2, 3]), r"sizes has shape \[1,3\]; expected \[\?,2\]"),
         (send_buffer([1, 0], [5], [1, 2, 3]), "sizes has shape"),
         (send_buffer(np.zeros((0, 2)), [], []), "those of one rank or more"),
         (send_buffer([[1, 0]], [5], [[1, 2, 3]]), r"values has shape \[1,3\]"),

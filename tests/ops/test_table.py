@@ -240,7 +240,7 @@ def test_measure_names_what_does_not_fit():
     with pytest.raises(tf.errors.InvalidArgumentError, match="keys of table 't0' has shape"):
         store.measure("t0", [[1, 2]], tf.zeros([2, 4]), "linf")
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"'t0' has shape \[2,3\]; allowed: \[2,4\]"
+        tf.errors.InvalidArgumentError, match=r"'t0' has shape \[2,3\]; expected \[2,4\]"
     ):
         store.measure("t0", [1, 2], tf.zeros([2, 3]), "linf")
     with pytest.raises(ValueError, match=r"'cosine'.*'linf', 'l2'"):
@@ -417,9 +417,9 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"num_outputs": 1}, "num_outputs is 1; allowed: 2"),
-        ({"num_outputs": 3}, "num_outputs is 3; allowed: 2"),
-        ({"num_outputs": 2, "is_stacked": True}, "num_outputs is 2; allowed: 1"),
+        ({"num_outputs": 1}, "num_outputs is 1; expected 2"),
+        ({"num_outputs": 3}, "num_outputs is 3; expected 2"),
+        ({"num_outputs": 2, "is_stacked": True}, "num_outputs is 2; expected 1"),
         ({"num_outputs": 1, "is_stacked": True}, "have dims 3 and 2; is_stacked needs equal ones"),
         ({"table_dims": [3]}, "table_dims has 1 entries; there are 2 handles"),
         ({"combiners": ["sum"]}, "combiners has 1 entries; there are 2 features"),

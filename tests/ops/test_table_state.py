@@ -77,7 +77,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "ages": ({"ages": [0, 1]}, "have 1 keys, 2 ages"),
     "rank": ({"ranks": [1]}, "rank of deferred gradient 0 of table 't' is 1"),
     "age": ({"ages": [-1]}, "age of deferred gradient 0 of table 't', key 1, is -1"),
-    "key": ({"keys": [8]}, "is 8; allowed: keys with a row"),
+    "key": ({"keys": [8]}, "is 8; expected keys with a row"),
     "matrix": ({"keys": [[1]]}, "keys of table 't' has shape|Shape must be rank 1"),
 }
 
@@ -152,7 +152,7 @@ def test_a_window_goes_on_as_if_never_stopped(mode: str, steps: int) -> None:
 
 
 BAD_WINDOWS: dict[str, tuple[str, Any, str]] = {
-    "tables": ("tables", np.int32(1), "looks up table 1; allowed: 0 to 0"),
+    "tables": ("tables", np.int32(1), "looks up table 1; expected 0 to 0"),
     "negative": ("tables", np.int32(-1), "looks up table -1"),
     "ends": ("ends", np.int64(100), "the sample of a window has 4 of 6 inputs"),
     "backwards": ("ends", np.int64(-1), "the sample of a window"),

@@ -173,7 +173,7 @@ class Hosts:
                 None does not limit the speed.
         """
         if not 1 <= count <= 200:
-            raise ValueError(f"Invalid `count`: {count!r}. Allowed: an integer from 1 to 200.")
+            raise ValueError(f"Invalid `count`: {count!r}. Expected an integer from 1 to 200.")
         prefix = f"slip{os.getpid()}x{next(_NUMBERS)}"
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         self.names = [f"{prefix}h{number}" for number in range(count)]

@@ -124,7 +124,7 @@ def test_ranks_are_not_alike(start: Start) -> None:
     ("text", "problem"),
     [
         ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True)"
-         ".start()", r"RuntimeError: 2 threads before a fork \(.*\). Allowed: 1."),
+         ".start()", r"RuntimeError: 2 threads before a fork \(.*\). Expected 1."),
         ("import sys, types; sys.modules['tensorflow.python.eager.context'] = "
          "types.SimpleNamespace(context_safe=dict)",
          "RuntimeError: TensorFlow has an eager context"),

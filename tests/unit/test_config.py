@@ -24,7 +24,7 @@ from slipstream_tf.config import (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dim": 0}, r"`dim`: 0 for table 'user'. Allowed: an integer >= 1"),
+        ({"dim": 0}, r"`dim`: 0 for table 'user'. Expected an integer >= 1"),
         ({"dim": 4.0}, r"`dim`: 4.0"),
         ({"dim": True}, r"`dim`: True"),
         ({"retention": 5}, r"`retention`: 5 for table 'user'"),

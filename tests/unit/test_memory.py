@@ -90,7 +90,7 @@ def test_a_capacity_beyond_all_memory_is_refused_with_the_arithmetic() -> None:
         "`capacity`: 100000000 for table 'user'",
         "100000000 rows x (64 values + 64 slots + 20 index + 8 last use) bytes = 14.5 GiB",
         "the machine has 8.0 GiB",
-        "Allowed: up to 55063",
+        "Expected up to 55063",
     ):
         assert part in str(raised.value)
 

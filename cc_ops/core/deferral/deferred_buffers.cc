@@ -24,7 +24,7 @@ Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const fl
     int64_t& row = rows.Probe({keys, keys[i]})->number;
     if (row != kNowhere) {
       return InvalidArgument("keys[" + std::to_string(row) + "] and keys[" + std::to_string(i) +
-                             "] are both " + std::to_string(keys[i]) + "; allowed: each key once");
+                             "] are both " + std::to_string(keys[i]) + "; expected each key once");
     }
     row = i;
   }
@@ -58,7 +58,7 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
     if (is_deferred && (p < 0 || p >= capacity || buffers.keys[p] != key)) {
       return InvalidArgument("indices[" + std::to_string(i) + "] is " + std::to_string(p) +
                              ", where nothing is deferred of key " + std::to_string(key) +
-                             "; allowed: what the first half of the step gave");
+                             "; expected what the first half of the step gave");
     }
     // A sum that is not finite never waits, so that the optimizer sees it.
     const float* sum = rows.sums + i * dim;
@@ -153,17 +153,17 @@ Status ImportDeferred(const DeferredContents& contents, int64_t step,
   if (n > buffers.capacity) {
     const std::string capacity = std::to_string(buffers.capacity);
     return InvalidArgument(std::to_string(n) + " deferred gradients do not fit into buffers of " +
-                           capacity + "; allowed: up to " + capacity);
+                           capacity + "; expected up to " + capacity);
   }
   std::vector<int64_t> sorted = contents.keys;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   if (twice != sorted.end()) {
-    return InvalidArgument("key " + std::to_string(*twice) + " comes twice; allowed: each once");
+    return InvalidArgument("key " + std::to_string(*twice) + " comes twice; expected each once");
   }
   if (n > 0 && sorted.front() == DeferredBuffers::kFree) {
     return InvalidArgument("key " + std::to_string(sorted.front()) +
-                           " cannot be deferred; allowed: all others");
+                           " cannot be deferred; expected all others");
   }
   std::copy_n(contents.keys.data(), n, buffers.keys);
   std::fill(buffers.keys + n, buffers.keys + buffers.capacity, DeferredBuffers::kFree);

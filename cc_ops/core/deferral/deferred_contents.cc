@@ -13,14 +13,14 @@ Status CheckDeferred(const DeferredContents& contents, int64_t dim, const std::s
   for (int64_t i = 0; i < contents.size(); ++i) {
     if (contents.ages[i] < 0 || contents.ages[i] > contents.kMaxAge) {
       return InvalidArgument("age" + position(i) + "is " + std::to_string(contents.ages[i]) +
-                             "; allowed: 0 to " + std::to_string(contents.kMaxAge) +
+                             "; expected 0 to " + std::to_string(contents.kMaxAge) +
                              ". Nothing was replaced");
     }
     const float* sum = contents.sums.data() + i * dim;
     const float* bad = std::find_if(sum, sum + dim, [](float v) { return !std::isfinite(v); });
     if (bad != sum + dim) {
       return InvalidArgument("sum" + position(i) + "has " + std::to_string(*bad) +
-                             "; allowed: finite values. Nothing was replaced");
+                             "; expected finite values. Nothing was replaced");
     }
   }
   return OkStatus();

@@ -7,7 +7,7 @@ namespace slipstream {
 
 Status ValidateUpdatePolicy(const UpdatePolicy& policy) {
   if (policy.ranks < 1 || policy.ranks > 64) {
-    return InvalidArgument("ranks is " + std::to_string(policy.ranks) + "; allowed: 1 to 64");
+    return InvalidArgument("ranks is " + std::to_string(policy.ranks) + "; expected 1 to 64");
   }
   if (policy.is_exchanged && policy.ranks > 1) {
     return InvalidArgument("ranks is " + std::to_string(policy.ranks) +
@@ -16,15 +16,15 @@ Status ValidateUpdatePolicy(const UpdatePolicy& policy) {
   if (policy.mode != UpdatePolicy::Mode::kDefer) return OkStatus();
   if (!(policy.movement >= 0.f) || !std::isfinite(policy.movement)) {
     return InvalidArgument("movement is " + std::to_string(policy.movement) +
-                           "; allowed: a finite number, 0 or more");
+                           "; expected a finite number, 0 or more");
   }
   if (policy.max_age < 1) {
     return InvalidArgument("max_age is " + std::to_string(policy.max_age) +
-                           "; allowed: 1 update or more");
+                           "; expected 1 update or more");
   }
   if (policy.max_rows < 0) {
     return InvalidArgument("max_rows is " + std::to_string(policy.max_rows) +
-                           "; allowed: 0 or more");
+                           "; expected 0 or more");
   }
   return OkStatus();
 }

@@ -39,7 +39,7 @@ Status MessageWriter::Take(const SendBufferView& buffer, SteadyLengths* lengths)
     }
     if (bytes > kMaxMessageBytes) {
       return InvalidArgument("a message to rank " + std::to_string(rank) + " has " +
-                             std::to_string(bytes) + " bytes; allowed: up to " +
+                             std::to_string(bytes) + " bytes; expected up to " +
                              std::to_string(kMaxMessageBytes) + ": make the batches smaller");
     }
     lengths_.push_back(lengths->Of(static_cast<size_t>(rank), bytes));
@@ -116,7 +116,7 @@ Status MessageReader::Take(const uint8_t* bytes, int64_t num_bytes, int ranks) {
   if (left != 0) {
     return InvalidArgument(std::to_string(left) + " of " + std::to_string(num_bytes) +
                            " bytes lie behind the messages of " + std::to_string(ranks) +
-                           " ranks; allowed: none");
+                           " ranks; expected none");
   }
   return OkStatus();
 }

@@ -67,7 +67,7 @@ Status CheckRequested(const LookupWorkspace& workspace, const std::vector<int64_
   }
   if (is_right) return OkStatus();
   return InvalidArgument(
-      "the plan is of another batch than features and keys; allowed: that of these keys");
+      "the plan is of another batch than features and keys; expected that of these keys");
 }
 
 // Splits the messages into rows and checks them.

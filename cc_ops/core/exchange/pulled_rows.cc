@@ -54,7 +54,7 @@ Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int6
     if (!EncodedIsFinite(row + SummaryBytes(table, format), table.dim(), format.dtype)) {
       return InvalidArgument("the row of key " + std::to_string(keys[i]) + " of table '" +
                              table.options().name +
-                             "' that came from its owner is not finite; allowed: finite values. "
+                             "' that came from its owner is not finite; expected finite values. "
                              "No replica was changed");
     }
     row += GivenRowBytes(table, format);
@@ -140,7 +140,7 @@ Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks,
   if (left == 0) return OkStatus();
   return InvalidArgument(std::to_string(left) + " of " + std::to_string(num_bytes) +
                          " bytes lie behind the rows of " + std::to_string(ranks) +
-                         " ranks; allowed: none");
+                         " ranks; expected none");
 }
 
 RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,

@@ -79,7 +79,7 @@ class TableArrivals {
       const int64_t bad = FirstNonFinite(part);
       return InvalidArgument("a gradient of key " + std::to_string(part.keys[bad]) + " of table '" +
                              table_->options().name +
-                             "' that came from another rank is not finite; allowed: finite "
+                             "' that came from another rank is not finite; expected finite "
                              "values. No row was updated");
     }
     shard_begin_.assign(kNumShards + 1, 0);
@@ -212,7 +212,7 @@ class TableArrivals {
 Status CheckScale(const std::vector<EmbeddingTable*>& tables, const std::vector<float>& scale) {
   if (!scale.empty() && scale.size() != tables.size()) {
     return InvalidArgument("scale has " + std::to_string(scale.size()) +
-                           " values; allowed: none, or one for each of " +
+                           " values; expected none, or one for each of " +
                            std::to_string(tables.size()) + " tables");
   }
   for (size_t t = 0; t < scale.size(); ++t) {

@@ -36,7 +36,7 @@ Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>&
   const size_t tables = row_floats.size();
   if (buffer.ranks < 1) {
     return InvalidArgument("sizes are those of " + std::to_string(buffer.ranks) +
-                           " ranks; allowed: those of one rank or more");
+                           " ranks; expected those of one rank or more");
   }
   int64_t keys = 0, values = 0;
   for (int rank = 0; rank < buffer.ranks; ++rank) {

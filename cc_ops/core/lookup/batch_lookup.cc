@@ -254,7 +254,7 @@ Status SortKeys(const std::vector<EmbeddingTable*>& tables,
                 const Parallel& parallel, LookupWorkspace* workspace) {
   for (const FeatureView& f : features) {
     if (f.batch <= kMaxBatch) continue;
-    return InvalidArgument("a batch has " + std::to_string(f.batch) + " examples; allowed: up to " +
+    return InvalidArgument("a batch has " + std::to_string(f.batch) + " examples; expected up to " +
                            std::to_string(kMaxBatch));
   }
   LookupPlan* plan = &workspace->plan;

@@ -43,15 +43,15 @@ void ScoreInputs(const DriftIndex& index, const ClassifierOptions& options,
 Status InputClassifier::Validate(const ClassifierOptions& options) {
   if (!(options.alpha > 0.0 && options.alpha <= 1.0)) {
     return InvalidArgument("alpha is " + std::to_string(options.alpha) +
-                           "; allowed: above 0, at most 1");
+                           "; expected above 0, at most 1");
   }
   if (options.num_tables < 1) {
     return InvalidArgument("num_tables is " + std::to_string(options.num_tables) +
-                           "; allowed: at least 1");
+                           "; expected at least 1");
   }
   if (options.reservoir_size < 1) {
     return InvalidArgument("reservoir_size is " + std::to_string(options.reservoir_size) +
-                           "; allowed: at least 1 input");
+                           "; expected at least 1 input");
   }
   return Pilot::Validate(options.pilot);
 }
@@ -63,7 +63,7 @@ Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
   for (size_t f = 0; f < features.size(); ++f) {
     if (features[f].table < 0 || features[f].table > options_.num_tables) {
       return InvalidArgument("table of feature " + std::to_string(f) + " is " +
-                             std::to_string(features[f].table) + "; allowed: 0 to " +
+                             std::to_string(features[f].table) + "; expected 0 to " +
                              std::to_string(options_.num_tables - 1) + ", or " +
                              std::to_string(options_.num_tables) + " to pass the feature over");
     }
@@ -236,13 +236,13 @@ Status InputClassifier::ImportWindow(const ClassifierWindow& window) {
     return InvalidArgument(
         "the sample of a window has " + std::to_string(window.reservoir.ends.size()) + " of " +
         std::to_string(window.reservoir.offered_in_window) +
-        " inputs; allowed: all of them or reservoir_size, " +
+        " inputs; expected all of them or reservoir_size, " +
         std::to_string(options_.reservoir_size) + ", each with its lookups and a loss");
   }
   for (const Lookup& lookup : window.reservoir.lookups) {
     if (lookup.table < 0 || lookup.table >= options_.num_tables) {
       return InvalidArgument("a sampled input looks up table " + std::to_string(lookup.table) +
-                             "; allowed: 0 to " + std::to_string(options_.num_tables - 1));
+                             "; expected 0 to " + std::to_string(options_.num_tables - 1));
     }
   }
   reservoir_.Import(window.reservoir);

@@ -51,12 +51,12 @@ Status Pilot::Validate(const PilotOptions& options) {
   if (!has_keys) return OkStatus();
   if (options.factors < 1 || options.factors > kMaxFactors) {
     return InvalidArgument("pilot_factors is " + std::to_string(options.factors) +
-                           "; allowed: 1 to " + std::to_string(kMaxFactors));
+                           "; expected 1 to " + std::to_string(kMaxFactors));
   }
   constexpr int64_t kMin = 1024;
   if (options.memory_bytes < kMin) {
     return InvalidArgument("pilot_memory_bytes is " + std::to_string(options.memory_bytes) +
-                           "; allowed: " + std::to_string(kMin) + " or more");
+                           "; expected " + std::to_string(kMin) + " or more");
   }
   return OkStatus();
 }
@@ -306,13 +306,13 @@ Status Pilot::Import(const State& state) {
   if (state.base.size() != 2 || state.numbers.size() != state.buckets.size() * width_) {
     return InvalidArgument("a pilot's state has " + std::to_string(state.numbers.size()) +
                            " numbers of " + std::to_string(state.buckets.size()) +
-                           " buckets; allowed: " + std::to_string(width_) + " of each");
+                           " buckets; expected " + std::to_string(width_) + " of each");
   }
   int64_t minimum = 0;
   for (const int64_t bucket : state.buckets) {
     if (bucket < minimum || bucket >= num_buckets_) {
       return InvalidArgument("a pilot's state has bucket " + std::to_string(bucket) +
-                             "; allowed: ascending, " + std::to_string(minimum) + " to " +
+                             "; expected ascending, " + std::to_string(minimum) + " to " +
                              std::to_string(num_buckets_ - 1));
     }
     minimum = bucket + 1;

@@ -7,15 +7,15 @@ namespace slipstream {
 Status ValidateSettings(const ClassifierSettings& settings) {
   if (!(settings.threshold >= 0.0f)) {
     return InvalidArgument("threshold is " + std::to_string(settings.threshold) +
-                           "; allowed: at least 0");
+                           "; expected at least 0");
   }
   if (!(settings.random_fraction >= 0.0 && settings.random_fraction <= 1.0)) {
     return InvalidArgument("random_fraction is " + std::to_string(settings.random_fraction) +
-                           "; allowed: 0 to 1");
+                           "; expected 0 to 1");
   }
   if (!(settings.keep_rate >= 0.0 && settings.keep_rate < 1.0)) {
     return InvalidArgument("keep_rate is " + std::to_string(settings.keep_rate) +
-                           "; allowed: 0 to below 1");
+                           "; expected 0 to below 1");
   }
   if (settings.mode == SkipMode::kPredictedLoss && settings.keep_rate == 0.0) {
     return InvalidArgument(

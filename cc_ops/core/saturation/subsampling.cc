@@ -16,7 +16,7 @@ Status CheckRange(const char* name, const float* values, int64_t n, float larges
   for (int64_t i = 0; values != nullptr && i < n; ++i) {
     if (values[i] >= 0.0f && values[i] <= largest) continue;
     return InvalidArgument(std::string(name) + " of input " + std::to_string(i) + " is " +
-                           std::to_string(values[i]) + "; allowed: " + allowed);
+                           std::to_string(values[i]) + "; expected " + allowed);
   }
   return OkStatus();
 }

@@ -70,7 +70,7 @@ Status SpillFiles::Open(const std::string& folder, int64_t block_bytes,
   if (status.ok()) return status;
   files->reset();
   return InvalidArgument("spill: " + status.message() +
-                         "; allowed: a folder that exists and may be written to");
+                         "; expected a folder that exists and may be written to");
 }
 
 Status SpillFiles::Begin(int32_t* number) {

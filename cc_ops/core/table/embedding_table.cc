@@ -29,7 +29,7 @@ Status EmbeddingTable::CheckRate(float learning_rate) const {
   return InvalidArgument("learning_rate * weight_decay (of SGD: with 2 * l2) of table '" +
                          options_.name + "' is " +
                          std::to_string(learning_rate * transforms.decay) +
-                         "; allowed: below 1, where every row of the table decays");
+                         "; expected below 1, where every row of the table decays");
 }
 
 StepRates EmbeddingTable::BeginUpdate(float learning_rate) {
@@ -49,7 +49,7 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
     if ((flags[i] & ~kAllFlags) != 0) {
       return InvalidArgument("the flags of key " + std::to_string(keys[i]) + " of table '" +
                              options_.name + "', at index " + std::to_string(i) + ", are " +
-                             std::to_string(flags[i]) + "; allowed: 0 to " +
+                             std::to_string(flags[i]) + "; expected 0 to " +
                              std::to_string(kAllFlags) + ". No flag was set");
     }
     if (create_missing && options_.capacity > 0 && flags[i] != 0) wanted.push_back(keys[i]);
@@ -107,8 +107,8 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n,
   const int64_t dim = options_.dim;
   for (int64_t i = 0; i < n * dim; ++i) {
     if (IsHeldBy(options_.dtype, rows[i])) continue;
-    return bad(keys[i / dim], "has the value " + std::to_string(rows[i]) +
-                                  "; allowed: " + NumbersHeldBy(options_.dtype));
+    return bad(keys[i / dim], "has the value " + std::to_string(rows[i]) + "; expected " +
+                                  NumbersHeldBy(options_.dtype));
   }
   std::vector<int64_t> wanted(keys, keys + n);
   std::sort(wanted.begin(), wanted.end());

@@ -120,7 +120,7 @@ Status RowStore::CheckValues(const TableContents& contents) const {
   const auto bad = [&](const char* what, size_t i, const std::string& value, const char* allowed) {
     return InvalidArgument(std::string(what) + " of key " + std::to_string(contents.keys[i]) +
                            " to import" + of_table + ", at index " + std::to_string(i) + ", is " +
-                           value + "; allowed: " + allowed + ". Nothing was imported");
+                           value + "; expected " + allowed + ". Nothing was imported");
   };
   const auto first_bad = [](const std::vector<float>& values, RowDtype dtype) {
     const auto is_bad = [dtype](float value) { return !IsHeldBy(dtype, value); };
@@ -149,7 +149,7 @@ Status RowStore::CheckValues(const TableContents& contents) const {
     return InvalidArgument("the steps to import" + of_table + " are " +
                            std::to_string(contents.update_step) + " updates and " +
                            std::to_string(contents.lookup_step) +
-                           " lookups; allowed: from 0. Nothing was imported");
+                           " lookups; expected from 0. Nothing was imported");
   }
   return OkStatus();
 }

@@ -250,7 +250,7 @@ TEST(RowFlags, RefusesBitsThatAreNoFlags) {
   const uint8_t flags[] = {0, 2};
   const Status status = flagged.table->SetFlags(keys, flags, 2, flagged.parallel);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("key 2 of table 't', at index 1, are 2; allowed: 0 to 1"),
+  EXPECT_NE(status.message().find("key 2 of table 't', at index 1, are 2; expected 0 to 1"),
             std::string::npos)
       << status.message();
   EXPECT_EQ(flagged.Flags({1}), std::vector<uint8_t>(1, kSaturated));

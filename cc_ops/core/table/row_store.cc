@@ -24,13 +24,13 @@ Status ValidateTableOptions(const TableOptions& options) {
   if (options.spill.empty() != (options.memory == 0) || options.memory < 0) {
     return InvalidArgument("memory" + Of(options) + " is " + std::to_string(options.memory) +
                            " and spill '" + options.spill +
-                           "'; allowed: both, bytes and a folder, or neither");
+                           "'; expected both, bytes and a folder, or neither");
   }
   if (!options.spill.empty() &&
       (options.rule.transforms.DecaysAll() || options.rule.transforms.SweepsAll())) {
     return InvalidArgument("spill" + Of(options) + " is '" + options.spill +
                            "', but a penalty or decay of all rows touches each in every step; "
-                           "allowed: decay='batch'");
+                           "expected decay='batch'");
   }
   if (!options.spill.empty() && options.capacity > 0 &&
       options.eviction == TableOptions::Eviction::kLru) {
@@ -39,24 +39,24 @@ Status ValidateTableOptions(const TableOptions& options) {
   }
   if (options.admit_after < 1 || options.admit_after > CountFilter::kMax) {
     return InvalidArgument("admit_after" + Of(options) + " is " +
-                           std::to_string(options.admit_after) + "; allowed: 1 to " +
+                           std::to_string(options.admit_after) + "; expected 1 to " +
                            std::to_string(CountFilter::kMax));
   }
   if (options.expire_after < 0) {
     return InvalidArgument("expire_after" + Of(options) + " is " +
                            std::to_string(options.expire_after) +
-                           "; allowed: 1 or more, or 0 for never");
+                           "; expected 1 or more, or 0 for never");
   }
   if (options.capacity < 0) {
     return InvalidArgument("capacity" + Of(options) + " is " + std::to_string(options.capacity) +
-                           "; allowed: 1 or more, or 0 for no bound");
+                           "; expected 1 or more, or 0 for no bound");
   }
   if (options.dtype == RowDtype::kInt8 || options.slot_dtype == RowDtype::kInt8 ||
       options.slot_dtype == RowDtype::kFloat16) {
     return InvalidArgument("the dtypes of rows and slots" + Of(options) + " are numbers " +
                            std::to_string(static_cast<int>(options.dtype)) + " and " +
                            std::to_string(static_cast<int>(options.slot_dtype)) +
-                           "; allowed: float32, bfloat16 or float16 of rows, float32 or bfloat16 "
+                           "; expected float32, bfloat16 or float16 of rows, float32 or bfloat16 "
                            "of slots");
   }
   if (options.dtype == RowDtype::kFloat16 && options.rule.transforms.DecaysAll()) {
@@ -72,7 +72,7 @@ Status ValidateTableOptions(const TableOptions& options) {
   for (float value : values) {
     if (!std::isfinite(value)) {
       return InvalidArgument("a parameter of the initializer or the update rule" + Of(options) +
-                             " is " + std::to_string(value) + "; allowed: finite numbers");
+                             " is " + std::to_string(value) + "; expected finite numbers");
     }
   }
   return OkStatus();

@@ -39,7 +39,7 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
     return InvalidArgument("deferred gradients" + of + " have " + std::to_string(n) + " keys, " +
                            std::to_string(contents.ages.size()) + " ages, " +
                            std::to_string(contents.ranks.size()) + " ranks and " +
-                           std::to_string(contents.sums.size()) + " values; allowed: 1, 1 and " +
+                           std::to_string(contents.sums.size()) + " values; expected 1, 1 and " +
                            std::to_string(dim) + " per key");
   }
   if (n > 0 && policy.mode != UpdatePolicy::Mode::kDefer) {
@@ -60,7 +60,7 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
     const int s = ShardOf(key);
     const auto invalid = [&](const std::string& what, int64_t value, const std::string& allowed) {
       return InvalidArgument(what + " of deferred gradient " + std::to_string(i) + of + " is " +
-                             std::to_string(value) + "; allowed: " + allowed);
+                             std::to_string(value) + "; expected " + allowed);
     };
     if (rank < 0 || rank >= static_cast<int64_t>(imported[s].size())) {
       return invalid("rank", rank, "0 to " + std::to_string(imported[s].size() - 1));

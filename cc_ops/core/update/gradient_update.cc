@@ -29,7 +29,7 @@ Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradien
           return InvalidArgument("gradient of feature " + std::to_string(f) + " (table '" +
                                  table.options().name + "'), example " + std::to_string(i) +
                                  ", element " + std::to_string(j) + " is " + std::to_string(value) +
-                                 "; allowed: finite values. No row was updated");
+                                 "; expected finite values. No row was updated");
         }
       }
     }

@@ -26,13 +26,13 @@ class LearningRates {
   Status Check(size_t num_tables) const {
     if (rates_.size() != 1 && rates_.size() != num_tables) {
       return InvalidArgument("learning_rate has " + std::to_string(rates_.size()) +
-                             " values; allowed: a scalar, or a rate for each of " +
+                             " values; expected a scalar, or a rate for each of " +
                              std::to_string(num_tables) + " tables");
     }
     for (const float rate : rates_) {
       if (std::isfinite(rate)) continue;
       return InvalidArgument("learning_rate is " + std::to_string(rate) +
-                             "; allowed: a finite number");
+                             "; expected a finite number");
     }
     return OkStatus();
   }

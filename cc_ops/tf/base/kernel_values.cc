@@ -74,7 +74,7 @@ absl::Status CheckInputs(tf::OpKernelContext* context, int first, const char* te
     if (fits && rank == shape.dims()) continue;
     std::string message = absl::StrCat(std::string(name, end_of_name),
                                        table == nullptr ? "" : " of table '" + *table + "'",
-                                       " has shape ", shape.DebugString(), "; allowed: ");
+                                       " has shape ", shape.DebugString(), "; expected ");
     for (const char* c = allowed; c != at; ++c) {
       if (*c == ' ') continue;  // the format of TensorFlow
       const bool is_known = std::islower(*c) && (own >> (*c - 'a') & 1u) == 0;

@@ -43,7 +43,7 @@ absl::Status ReadScalar(tensorflow::OpKernelContext* c, int input, const char* n
   const tensorflow::Tensor& tensor = c->input(input);
   if (tensor.dims() != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " has shape ", tensor.shape().DebugString(), "; allowed: a scalar"));
+        absl::StrCat(name, " has shape ", tensor.shape().DebugString(), "; expected a scalar"));
   }
   *value = tensor.scalar<T>()();
   return absl::OkStatus();

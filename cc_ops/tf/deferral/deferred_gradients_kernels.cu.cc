@@ -48,7 +48,7 @@ absl::Status AllocateStep(OpKernelContext* context, int64_t n, int64_t capacity,
                           Tensor* workspace) {
   if (n > kMaxDeferredRows - capacity) {
     return absl::InvalidArgumentError(absl::StrCat("there are ", n, " keys beside room for ",
-                                                   capacity, " deferred gradients; allowed: up to ",
+                                                   capacity, " deferred gradients; expected up to ",
                                                    kMaxDeferredRows, " of both"));
   }
   size_t bytes = 0;

@@ -37,7 +37,7 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
       const int value = (*list.values)[f];
       if (value < list.low || value >= list.high) {
         return absl::InvalidArgumentError(absl::StrCat(
-            list.name, "[", f, "] is ", value, "; allowed: ", list.low, " to ", list.high - 1));
+            list.name, "[", f, "] is ", value, "; expected ", list.low, " to ", list.high - 1));
       }
     }
   }
@@ -76,7 +76,7 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
         return absl::InvalidArgumentError(
             absl::StrCat("feature ", Name(f), " has keys of shape ", k.shape().DebugString(),
                          " and row_splits of shape ", s.shape().DebugString(),
-                         "; allowed: [total] and [batch + 1]"));
+                         "; expected [total] and [batch + 1]"));
       }
       view.row_splits = s.flat<int64_t>().data();
       view.batch = s.dim_size(0) - 1;
@@ -84,7 +84,7 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       if (k.dims() != 1 && k.dims() != 2) {
         return absl::InvalidArgumentError(absl::StrCat("keys of feature ", Name(f), " have shape ",
                                                        k.shape().DebugString(),
-                                                       "; allowed: [batch] or [batch, width]"));
+                                                       "; expected [batch] or [batch, width]"));
       }
       view.batch = k.dim_size(0);
       const int64_t width = k.dims() == 2 ? k.dim_size(1) : 1;
@@ -106,7 +106,7 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       if (w.shape() != k.shape() || feature_column_[f] >= 0) {
         return absl::InvalidArgumentError(
             absl::StrCat("weights of feature ", Name(f), " have shape ", w.shape().DebugString(),
-                         "; allowed: that of its keys, ", k.shape().DebugString()));
+                         "; expected that of its keys, ", k.shape().DebugString()));
       }
       view.weights = w.flat<float>().data();
     }

@@ -66,7 +66,7 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
     if (g.shape() != expected) {
       return absl::InvalidArgumentError(
           absl::StrCat("gradient of feature ", f, " has shape ", g.shape().DebugString(),
-                       "; allowed: that of its pooled output, ", expected.DebugString()));
+                       "; expected that of its pooled output, ", expected.DebugString()));
     }
     const float* data = g.flat<float>().data();
     if (is_stacked) {
@@ -83,7 +83,7 @@ absl::Status ReadLearningRates(tf::OpKernelContext* c, int input, LearningRates*
   if (tensor.dims() > 1) {
     return absl::InvalidArgumentError(absl::StrCat("learning_rate has shape ",
                                                    tensor.shape().DebugString(),
-                                                   "; allowed: a scalar, or [tables]"));
+                                                   "; expected a scalar, or [tables]"));
   }
   *rates = LearningRates(ValuesOf<float>(c, input));
   return absl::OkStatus();

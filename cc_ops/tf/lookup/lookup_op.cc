@@ -44,7 +44,7 @@ LookupOpBase::LookupOpBase(tf::OpKernelConstruction* c) : OpKernel(c) {
   const int needed = is_stacked_ ? 1 : inputs_.num_features();
   OP_REQUIRES(c, num_outputs == needed,
               absl::InvalidArgumentError(
-                  absl::StrCat("num_outputs is ", num_outputs, "; allowed: ", needed)));
+                  absl::StrCat("num_outputs is ", num_outputs, "; expected ", needed)));
   OP_REQUIRES(
       c, static_cast<int>(dims_.size()) == num_tables,
       absl::InvalidArgumentError(absl::StrCat("table_dims has ", dims_.size(),

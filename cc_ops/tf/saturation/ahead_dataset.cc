@@ -285,11 +285,11 @@ class AheadDatasetOp : public UnaryDatasetOpKernel {
 
  protected:
   void MakeDataset(OpKernelContext* context, DatasetBase* input, DatasetBase** output) override {
-    OP_REQUIRES(context, types_ == input->output_dtypes(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "output_types are ", tensorflow::DataTypeVectorString(types_),
-                    "; allowed: ", tensorflow::DataTypeVectorString(input->output_dtypes()),
-                    ", those of input_dataset")));
+    OP_REQUIRES(
+        context, types_ == input->output_dtypes(),
+        absl::InvalidArgumentError(absl::StrCat(
+            "output_types are ", tensorflow::DataTypeVectorString(types_), "; expected ",
+            tensorflow::DataTypeVectorString(input->output_dtypes()), ", those of input_dataset")));
     LookAheadRef ahead;
     OP_REQUIRES_OK(context, FindResource(context, 1, &ahead));
     try {

@@ -73,7 +73,7 @@ absl::Status ClassifyBatch(tensorflow::OpKernelContext* context,
   TF_RETURN_IF_ERROR(CheckInputs(context, 1, "keys: [n], tables: [n], row_splits: [?]"));
   const int64_t num_splits = context->input(3).NumElements();
   if (num_splits == 0) {
-    return absl::InvalidArgumentError("row_splits has shape [0]; allowed: [batch + 1]");
+    return absl::InvalidArgumentError("row_splits has shape [0]; expected [batch + 1]");
   }
   const LookupLists lookups = {Data<int64_t>(context, 1), Data<int32_t>(context, 2),
                                context->input(1).NumElements(), Data<int64_t>(context, 3),
@@ -107,7 +107,7 @@ inline absl::Status CreateDriftClassifier(tensorflow::OpKernelContext* context) 
   TF_RETURN_IF_ERROR(ReadScalar(context, 0, "alpha", &alpha));
   if (!(alpha > 0.0 && alpha <= 1.0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("alpha is ", alpha, "; allowed: above 0, at most 1"));
+        absl::StrCat("alpha is ", alpha, "; expected above 0, at most 1"));
   }
   return OutputResource(
       context, tensorflow::core::RefCountPtr<DriftClassifierResource>(

@@ -20,7 +20,7 @@ using tensorflow::OpKernelContext;
 absl::Status ReadCount(OpKernelContext* context, int input, const char* name, int64_t* count) {
   TF_RETURN_IF_ERROR(ReadScalar(context, input, name, count));
   if (*count >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; allowed: 0 or more"));
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; expected 0 or more"));
 }
 
 absl::Status BeginWindow(OpKernelContext* context, LookAheadResource* resource) {

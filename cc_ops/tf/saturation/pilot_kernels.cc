@@ -43,7 +43,7 @@ absl::Status Subsample(OpKernelContext* context, ClassifierResource* resource,
   const bool is_model = resource->classifier.options().pilot.kind == PilotKind::kModel;
   if (batch > 0 && is_model != (inputs.predictions != nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "predictions are ", is_model ? "missing" : "given", "; allowed: those of the model where ",
+        "predictions are ", is_model ? "missing" : "given", "; expected those of the model where ",
         "it is the pilot, and none where it is not"));
   }
   KeptInputs kept;

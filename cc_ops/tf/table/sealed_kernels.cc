@@ -35,7 +35,7 @@ struct SealedVariant {
 absl::Status Seal(tf::OpKernelContext* c, EmbeddingTable* table) {
   if (table->rows().spilled() == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
-                                                   "' has all rows in memory; allowed: a table "
+                                                   "' has all rows in memory; expected a table "
                                                    "whose rows spill to the disk"));
   }
   auto sealed = std::make_shared<SealedRows>();
@@ -74,12 +74,12 @@ class SaveSealedFileOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, CheckInputs(c, 0, "files: [], index: [], path: []"));
     const auto* const sealed = c->input(0).scalar<tf::Variant>()().get<SealedVariant>();
     OP_REQUIRES(c, sealed != nullptr && sealed->rows != nullptr,
-                absl::InvalidArgumentError("files are none; allowed: of SlipstreamTableSeal"));
+                absl::InvalidArgumentError("files are none; expected of SlipstreamTableSeal"));
     const SealedFiles& files = sealed->rows->files;
     const int64_t index = c->input(1).scalar<int64_t>()();
     OP_REQUIRES(
         c, index >= 0 && index < static_cast<int64_t>(files.size()),
-        absl::InvalidArgumentError(absl::StrCat("index is ", index, "; allowed: 0 to below ",
+        absl::InvalidArgumentError(absl::StrCat("index is ", index, "; expected 0 to below ",
                                                 files.size(), ", the number of files")));
     const std::string path = c->input(2).scalar<tf::tstring>()();
     const auto file = static_cast<size_t>(index);
@@ -105,7 +105,7 @@ class ReadSealedRowsOp : public tf::OpKernel {
     OP_REQUIRES(c, layout_.dim <= kMax && layout_.slots <= kMax && pages_ <= kMax,
                 absl::InvalidArgumentError(absl::StrCat("dim, slots and pages_of_block are ",
                                                         layout_.dim, ", ", layout_.slots, " and ",
-                                                        pages_, "; allowed: at most ", kMax)));
+                                                        pages_, "; expected at most ", kMax)));
   }
 
   void Compute(tf::OpKernelContext* c) override { OP_REQUIRES_OK(c, Run(c)); }

@@ -40,7 +40,7 @@ class TableOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("transforms", &transforms));
     OP_REQUIRES(c, transforms.empty() || transforms.size() == 6,
                 absl::InvalidArgumentError(absl::StrCat("transforms has ", transforms.size(),
-                                                        " numbers; allowed: none or 6")));
+                                                        " numbers; expected none or 6")));
     if (!transforms.empty()) {
       options_.rule.transforms = {transforms[0], transforms[1], transforms[2],
                                   transforms[3], transforms[4], transforms[5] != 0.f};
@@ -123,7 +123,7 @@ absl::Status HotKeys(tf::OpKernelContext* c, EmbeddingTable* table) {
   int64_t k = 0;
   TF_RETURN_IF_ERROR(ReadAttribute(c, "by_key", &by_key));
   TF_RETURN_IF_ERROR(ReadScalar(c, 1, "k", &k));
-  if (k < 0) return absl::InvalidArgumentError(absl::StrCat("k is ", k, "; allowed: 0 or more"));
+  if (k < 0) return absl::InvalidArgumentError(absl::StrCat("k is ", k, "; expected 0 or more"));
   std::vector<int64_t> keys;
   std::vector<float> counts;
   {
@@ -139,7 +139,7 @@ absl::Status DecayCounts(tf::OpKernelContext* c, EmbeddingTable* table) {
   float factor = 0.f;
   TF_RETURN_IF_ERROR(ReadScalar(c, 1, "factor", &factor));
   if (!(factor >= 0.f && factor <= 1.f)) {
-    return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; allowed: 0 to 1"));
+    return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; expected 0 to 1"));
   }
   const ExclusiveLock lock(table->mutex());
   table->rows().DecayCounts(factor);
@@ -214,7 +214,7 @@ absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
 absl::Status SpillsError(const EmbeddingTable& table) {
   return absl::InvalidArgumentError(
       absl::StrCat("table '", table.options().name,
-                   "' spills its rows to the disk; allowed: a table whose rows are in memory"));
+                   "' spills its rows to the disk; expected a table whose rows are in memory"));
 }
 
 // Writes the rows of the entries to the first six outputs, in the order of the entries. Without
@@ -298,7 +298,7 @@ absl::Status ImportAdmission(tf::OpKernelContext* c, EmbeddingTable* table) {
   if ((n != 0 && n != kAll) || c->input(2).NumElements() != kNumShards) {
     return absl::InvalidArgumentError(
         absl::StrCat("counters and added have ", n, " and ", c->input(2).NumElements(),
-                     " elements; allowed: 0 or ", kAll, ", and ", kNumShards));
+                     " elements; expected 0 or ", kAll, ", and ", kNumShards));
   }
   const uint8_t* const counters = Data<uint8_t>(c, 1);
   const int64_t* const added = Data<int64_t>(c, 2);

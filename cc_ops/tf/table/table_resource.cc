@@ -14,7 +14,7 @@ absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
   for (const tf::Tensor& handle : handles) {
     if (handle.dims() != 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("a handle has shape ", handle.shape().DebugString(), "; allowed: a scalar"));
+          absl::StrCat("a handle has shape ", handle.shape().DebugString(), "; expected a scalar"));
     }
     tf::core::RefCountPtr<TableResource> resource;
     TF_RETURN_IF_ERROR(tf::LookupResource(c, handle.flat<tf::ResourceHandle>()(0), &resource));
@@ -22,7 +22,7 @@ absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
     if (!distinct.insert(table).second) {
       return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
                                                      "' comes twice among the handles; "
-                                                     "allowed: distinct tables"));
+                                                     "expected distinct tables"));
     }
     tables->push_back(table);
     resources->push_back(std::move(resource));

@@ -51,7 +51,7 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
     const int64_t n = keys.NumElements();
     if (n > kMaxCompactedRows) {
       return absl::InvalidArgumentError(
-          absl::StrCat("gradients have ", n, " rows; allowed: up to ", kMaxCompactedRows));
+          absl::StrCat("gradients have ", n, " rows; expected up to ", kMaxCompactedRows));
     }
     size_t workspace_bytes = 0;
     TF_RETURN_IF_ERROR(Checked(context,

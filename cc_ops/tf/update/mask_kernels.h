@@ -18,7 +18,7 @@ inline absl::Status CheckGradients(const tensorflow::Tensor& keys,
   if (keys.dims() != 1 || gradients.dims() < 1 || gradients.dim_size(0) != keys.dim_size(0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("keys and gradients have shapes ", keys.shape().DebugString(), " and ",
-                     gradients.shape().DebugString(), "; allowed: [n] and [n, ...]"));
+                     gradients.shape().DebugString(), "; expected [n] and [n, ...]"));
   }
   return absl::OkStatus();
 }

@@ -104,7 +104,7 @@ absl::Status SetDeferred(tf::OpKernelContext* c, EmbeddingTable* table) {
   if (!std::isfinite(rate)) {
     return absl::InvalidArgumentError(
         absl::StrCat("learning_rate of the deferred gradients of table '", table->options().name,
-                     "' is ", rate, "; allowed: a finite number"));
+                     "' is ", rate, "; expected a finite number"));
   }
   const DeferredContents contents = {ValuesOf<int64_t>(c, 1), ValuesOf<int64_t>(c, 2),
                                      ValuesOf<int32_t>(c, 3), ValuesOf<float>(c, 4)};

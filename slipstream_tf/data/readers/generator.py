@@ -72,7 +72,7 @@ def parse_name(name: str) -> Named | None:
     is_rate = all(re.fullmatch(r"0?\.\d+", number) and float(number) > 0 for number in rate)
     if len(rate) > 1 or not is_rate or not all(n.isdecimal() and int(n) for n in counts):
         raise ValueError(
-            f"Invalid data {name!r}. Allowed: generated:COUNT, generated:COUNT:KEYS or "
+            f"Invalid data {name!r}. Expected generated:COUNT, generated:COUNT:KEYS or "
             "generated:COUNT:KEYS:RATE: integers of at least 1 (inputs, and keys of the largest "
             "field), and a click rate above 0 and below 1."
         )
@@ -80,7 +80,7 @@ def parse_name(name: str) -> Named | None:
     found = Named(**sizes, click_rate=float(rate[0]) if rate else CLICK_RATE)
     if not SMALLEST_CARDINALITY <= found.largest <= MAX_KEYS:
         raise ValueError(
-            f"Invalid data {name!r}. Allowed: KEYS from {SMALLEST_CARDINALITY} to {MAX_KEYS}."
+            f"Invalid data {name!r}. Expected KEYS from {SMALLEST_CARDINALITY} to {MAX_KEYS}."
         )
     return found
 

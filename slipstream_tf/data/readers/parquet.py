@@ -182,10 +182,10 @@ class ParquetReader(BatchReader):
             table, rows = table.filter(pa.array(is_wanted)), rows[is_wanted]
         label = to_numbers(table[self._label], np.nan)
         is_good = (label >= 0) & (label <= 1)
-        reasons = [(self._label, label, ~is_good, "allowed: a number from 0 to 1")]
+        reasons = [(self._label, label, ~is_good, "expected a number from 0 to 1")]
         for name in self._dense:
             value = to_numbers(table[name], 0.0)
-            reasons.append((name, value, np.isinf(value), "allowed: a finite number or none"))
+            reasons.append((name, value, np.isinf(value), "expected a finite number or none"))
             is_good &= np.isfinite(value) | np.isnan(value)
         for i in np.flatnonzero(~is_good):
             name, value, _, allowed = next(reason for reason in reasons if reason[2][i])

@@ -62,7 +62,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format_version {version!r}. Allowed: {FORMAT_VERSION}; prepare the data anew."
+            f"{path}: format_version {version!r}. Expected {FORMAT_VERSION}; prepare the data anew."
         )
     if (problem := _problem(manifest)) is not None:
         raise ValueError(f"{path}: damaged: {problem}. Prepare the data anew.")

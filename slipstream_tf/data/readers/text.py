@@ -155,11 +155,11 @@ def parse_line(line_format: LineFormat, line: bytes) -> tuple[float, list[float]
     """
     line = line.rstrip(b"\r")
     if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"more than {MAX_LINE_BYTES} bytes; allowed: so many at most")
+        raise ValueError(f"more than {MAX_LINE_BYTES} bytes; expected so many at most")
     columns = line.split(line_format.delimiter.encode())
     if len(columns) != line_format.num_columns:
         raise ValueError(
-            f"{len(columns)} columns; allowed: {line_format.num_columns}, separated by "
+            f"{len(columns)} columns; expected {line_format.num_columns}, separated by "
             f"{line_format.delimiter!r}"
         )
     return line_format.parse_line(columns)

@@ -17,7 +17,7 @@ _KINDS: Mapping[type, str] = {dict: "an object", list: "a list"}
 _LONGEST_VALUE = 80
 _NOT_SET = "(not set)"
 NOT_RECORDED = "not recorded"
-_ALLOWED = f"Allowed: a folder that slipstream-train wrote as --output, or its {RECORD}."
+_ALLOWED = f"Expected a folder that slipstream-train wrote as --output, or its {RECORD}."
 
 
 class RecordError(Exception):
@@ -117,7 +117,7 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
     called = [_called(path) for path in paths]
     twice = [path for path, count in Counter(called).items() if count > 1]
     if twice:
-        raise RecordError(f"{_printable(twice[0])}: given twice. Allowed: each run once.")
+        raise RecordError(f"{_printable(twice[0])}: given twice. Expected each run once.")
     return [Run(name, record) for name, record in zip(_names(called), records, strict=True)]
 
 
@@ -151,7 +151,7 @@ def _read(path: str) -> dict[str, Any]:
         age = "an older" if isinstance(version, int) and version < SCHEMA else "another"
         raise RecordError(
             f"{shown}: a record of {age} version, schema {_printable(repr(version))[:40]}. "
-            f"Allowed: schema {SCHEMA}. Repeat the run, or use the slipstream_tf that wrote it."
+            f"Expected schema {SCHEMA}. Repeat the run, or use the slipstream_tf that wrote it."
         )
     for name, kind in _NEEDED.items():
         if not isinstance(record.get(name), kind):

@@ -134,7 +134,7 @@ def test_input_that_is_no_record_is_refused(
         (good, "given twice"),
     ):
         line = refused(capsys, good, path)
-        assert path in line and reason in line and "Allowed: " in line
+        assert path in line and reason in line and "Expected " in line
     assert "Missing argument RUN" in refused(capsys)
     assert "'outptu'" in refused(capsys, good, "--outptu=x")
 
@@ -146,7 +146,7 @@ def test_an_output_that_cannot_be_made_is_refused(
 ) -> None:  # fmt: skip
     (tmp_path / "file").write_text("")
     line = refused(capsys, write_run("good", make_record()), f"--output={tmp_path}/file/report")
-    assert "Invalid flag --output=" in line and "Allowed: a folder" in line
+    assert "Invalid flag --output=" in line and "Expected a folder" in line
 
 
 def test_without_matplotlib_the_command_that_helps_is_named(

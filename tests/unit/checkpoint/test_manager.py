@@ -118,7 +118,7 @@ DAMAGES = {
     "empty": (lambda p: [shutil.rmtree(p), p.mkdir()], "manifest.json: is missing"),
     "a way out": (
         lambda p: edit(p / "manifest.json", files={"../x": {"bytes": 1}}),
-        "names '../x'; allowed: files in folders",
+        "names '../x'; expected files in folders",
     ),
 }
 

@@ -73,7 +73,7 @@ def test_it_comes_back(tmp_path: Path) -> None:
 )
 def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     manifest(tmp_path, files={name: {"bytes": 7}})
-    with pytest.raises(CheckpointError, match=r"names .*; allowed: files in folders rank-0"):
+    with pytest.raises(CheckpointError, match=r"names .*; expected files in folders rank-0"):
         read_manifest(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_what_is_nested_or_large_without_end_is_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path)
     with path.open("w") as file:
         file.truncate(65 << 20)
-    with pytest.raises(CheckpointError, match="has 68157440 bytes; allowed: 67108864"):
+    with pytest.raises(CheckpointError, match="has 68157440 bytes; expected 67108864"):
         read_manifest(tmp_path)
 
 

@@ -19,7 +19,7 @@ LINES, COLUMNS = 50, 100
 # A flag for an unbounded number or for a fraction must mention one of these units.
 UNITS = re.compile(
     r"\b(inputs|examples|lines|rows|keys|values|units|layers|steps?|windows|passes|skips|ranks|"
-    r"threads|processes|files|checkpoints|bytes|KiB|MiB|GiB|seconds|share|in (their|the) unit|"
+    r"threads|processes|files|checkpoints|bytes|KiB|MiB|GiB|seconds|fraction|in (their|the) unit|"
     r"factor|AUC|log loss)\b"
 )
 ALL = sorted(PROGRAMS)

@@ -80,7 +80,7 @@ def test_checkpoints_of_the_file_need_an_output(tmp_path):
     path = tmp_path / "run.json"
     path.write_text('{"checkpoint_every": 5, "resume": true}')
     assert not checkpoint_settings(*make_flags().parse([f"--settings={path}"])).is_used
-    with pytest.raises(UsageError, match=r"--resume does nothing here\. Allowed: with --output"):
+    with pytest.raises(UsageError, match=r"--resume does nothing here\. Expected with --output"):
         checkpoint_settings(*make_flags().parse([f"--settings={path}", "--resume"]))
 
 
@@ -96,12 +96,12 @@ def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
     [
         (
             {"dims": 3},
-            r"Invalid name 'dims' in .*run\.json.* Allowed: flags of slipstream-train",
+            r"Invalid name 'dims' in .*run\.json.* Expected flags of slipstream-train",
         ),
         ({"modle": "dcn"}, "Invalid name 'modle' in .*Did you mean 'model'"),
         ({"batch-norm": True}, "Invalid name 'batch-norm' in .*Did you mean 'batch_norm'"),
         ({"settings": "a.json"}, "Invalid name 'settings'"),
-        ({"dim": 0}, r"Invalid value 0 of 'dim' in .*run\.json\. Allowed: an integer >= 1 and"),
+        ({"dim": 0}, r"Invalid value 0 of 'dim' in .*run\.json\. Expected an integer >= 1 and"),
         ({"dim": "32"}, "Invalid value '32' of 'dim'"),
         ({"dim": 3.5}, "Invalid value 3.5 of 'dim'"),
         ({"dim": True}, "Invalid value True of 'dim'"),
@@ -110,9 +110,9 @@ def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
         ({"dropout": float("nan")}, "Invalid value nan of 'dropout'"),
         ({"model": "mlp"}, "Invalid value 'mlp' of 'model'.*dlrm, dcn, deepfm"),
         ({"mlp": [0]}, r"Invalid value \[0\] of 'mlp'"),
-        ({"batch_norm": 1}, "Invalid value 1 of 'batch_norm'.*Allowed: true or false"),
+        ({"batch_norm": 1}, "Invalid value 1 of 'batch_norm'.*Expected true or false"),
         ({"policies": ["inputs"]}, r"Invalid value \['inputs'\] of 'policies'.*skip_examples"),
-        ([1], r"Invalid flag --settings=.*: \[1\]\. Allowed: a JSON object"),
+        ([1], r"Invalid flag --settings=.*: \[1\]\. Expected a JSON object"),
         ("{", "Invalid flag --settings=.*not JSON"),
     ],
 )

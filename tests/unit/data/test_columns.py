@@ -58,18 +58,18 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("2,1,1,a", "y '2'; allowed: a number from 0 to 1, or any with `positive_from`"),
+        ("2,1,1,a", "y '2'; expected a number from 0 to 1, or any with `positive_from`"),
         (",1,1,a", "y ''"),
         ("nan,1,1,a", "y 'nan'"),
-        ("1,1.0,1,a", "k '1.0'; allowed: a 64-bit integer or nothing"),
+        ("1,1.0,1,a", "k '1.0'; expected a 64-bit integer or nothing"),
         ("1,0x1,1,a", "k '0x1'"),
         ("1,9223372036854775808,1,a", "k '9223372036854775808'"),
-        ("1,1,inf,a", "n 'inf'; allowed: a finite number or none"),
+        ("1,1,inf,a", "n 'inf'; expected a finite number or none"),
         ("1,1,1e99,a", "n '1e99'"),
         ("1,1, 1,a", "n ' 1'"),
         ("1,1,1_0,a", "n '1_0'"),
-        ("1,1,1,a g", "l 'a g'; allowed: 1 to 15 hexadecimal digits or nothing"),
-        ("1,1,1", "3 columns; allowed: 4, separated by ','"),
+        ("1,1,1,a g", "l 'a g'; expected 1 to 15 hexadecimal digits or nothing"),
+        ("1,1,1", "3 columns; expected 4, separated by ','"),
         ("1,1,1,a,b", "5 columns"),
         ("", "1 columns"),
         ('1,1,1,"a', "unexpected end of data"),
@@ -100,7 +100,7 @@ def test_a_label_that_is_positive_from_a_value_on():
     schema = {"label": {"column": "y", "positive_from": 3.5}, "keys": ["k"]}
     result = parsed(schema, "3,a\n3.5,a\n5,a\n-1,a\nx,a\n", ("y", "k"))
     assert result.table["y"].to_pylist() == [0, 1, 1, 0]
-    assert "y 'x'; allowed: a finite number" in result.reasons[4]
+    assert "y 'x'; expected a finite number" in result.reasons[4]
 
 
 def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):

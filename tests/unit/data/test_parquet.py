@@ -175,7 +175,7 @@ def test_bad_rows_are_counted_and_named(tmp_path):
     for _ in range(2):
         assert joined(reader)[0][:, 0].tolist() == [0, 1, 2, 4]
         assert reader.bad_lines.count == 3
-        assert reader.bad_lines.first == f"{last}:2: click None; allowed: a number from 0 to 1"
+        assert reader.bad_lines.first == f"{last}:2: click None; expected a number from 0 to 1"
     strict = ParquetReader(tmp_path / "data", 10, strict=True, **options)
     with pytest.raises(BadLineError, match=r"b\.parquet:2: click None"):
         list(strict._batches())

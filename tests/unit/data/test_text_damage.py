@@ -79,7 +79,7 @@ def test_an_endless_line_is_one_bad_line_and_is_not_kept(tmp_path, monkeypatch):
     reader = CriteoReader(path, 8)
     assert first_keys(reader) == [1, 2]
     assert reader.bad_lines.count == 1
-    assert reader.bad_lines.first == f"{path}:2: more than 2048 bytes; allowed: so many at most"
+    assert reader.bad_lines.first == f"{path}:2: more than 2048 bytes; expected so many at most"
 
 
 def test_damaged_compressed_data_is_named_after_the_good_lines(tmp_path, monkeypatch):

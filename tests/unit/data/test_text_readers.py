@@ -60,10 +60,10 @@ def test_short_hexadecimal_values_are_read_by_value(tmp_path):
 
 
 BAD_CRITEO = [
-    (criteo_line("2"), r"label '2'; allowed: 0 or 1"),
-    (criteo_line("1")[:-30], r"columns; allowed: 40"),
+    (criteo_line("2"), r"label '2'; expected 0 or 1"),
+    (criteo_line("1")[:-30], r"columns; expected 40"),
     (criteo_line() + "\t00000001", r"41 columns"),
-    (criteo_line(counts=("1.5", *("3",) * 12)), r"I1 '1\.5'; allowed: an integer"),
+    (criteo_line(counts=("1.5", *("3",) * 12)), r"I1 '1\.5'; expected an integer"),
     (criteo_line(counts=("3",) * 12 + ("0x1",)), r"I13 '0x1'"),
     (criteo_line(categories=("zz", *("00000001",) * 25)), r"C1 'zz'.*hexadecimal"),
     (criteo_line(categories=("0000000g", *("00000001",) * 25)), r"C1 '0000000g'"),

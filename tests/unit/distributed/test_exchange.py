@@ -77,7 +77,7 @@ def test_rows_of_one_process_stay_where_they_are():
 
 @pytest.mark.parametrize("wrong", ["float64", "", "int8,", ",int8", "int8,int8,int8", None])
 def test_settings_of_the_wire_are_checked(wrong):
-    with pytest.raises(ValueError, match=r"wire_dtype.*Allowed: one of 'float32', 'bfloat16'"):
+    with pytest.raises(ValueError, match=r"wire_dtype.*Expected one of 'float32', 'bfloat16'"):
         exchange.Wire.of(wrong)
 
 

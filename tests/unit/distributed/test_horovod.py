@@ -35,7 +35,7 @@ def test_collectives_of_one_rank_return_their_own_tensor():
 
 @pytest.mark.parametrize("call", ["sum", "gather", "count_sent"])
 def test_an_unknown_kind_is_refused(call):
-    with pytest.raises(ValueError, match=r"Invalid `kind`: 'gold' for x\. Allowed: one of 'keys'"):
+    with pytest.raises(ValueError, match=r"Invalid `kind`: 'gold' for x\. Expected one of 'keys'"):
         getattr(comm.SingleProcess(), call)(tf.zeros([1]), "gold", "x")
 
 

@@ -389,6 +389,6 @@ def test_files_of_other_ranks_and_a_manifest_of_other_files(what: str, tmp_path:
 def test_an_engine_of_another_metric_is_refused(tmp_path: Path) -> None:
     saved_native(tmp_path)
     job = Job(SingleProcess(), "native", tmp_path, drift_metric="linf")
-    with pytest.raises(ValueError, match=r"Invalid `metric`: 'l2'.* Allowed: 'linf'"):
+    with pytest.raises(ValueError, match=r"Invalid `metric`: 'l2'.* Expected 'linf'"):
         job.checkpoints.restore()
     assert job.store.size("a") == 0

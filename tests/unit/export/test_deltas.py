@@ -223,7 +223,7 @@ def test_what_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match="not there yet"):
         export.apply_delta(tmp_path / "1", tmp_path / "delta", tmp_path / "delta")
     export.apply_delta(tmp_path / "1", tmp_path / "delta", tmp_path / "2")
-    with pytest.raises(ValueError, match=r"'a' as of step 2. Allowed: .*since step 1"):
+    with pytest.raises(ValueError, match=r"'a' as of step 2. Expected .*since step 1"):
         export.apply_delta(tmp_path / "2", tmp_path / "delta")
     keys = {"inputs": np.array([[1, 1]])}
     before = predictions(tmp_path / "1", keys)

@@ -417,7 +417,7 @@ def test_specs_keep_their_own_combiner():
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ({"x": "shop"}, "Invalid `table`: 'shop' for feature 'x'. Allowed: one of the tables"),
+        ({"x": "shop"}, "Invalid `table`: 'shop' for feature 'x'. Expected one of the tables"),
         ([FeatureSpec("x", "shop")], "Invalid `table`: 'shop' for feature 'x'"),
         ([FeatureSpec("x", "user", "max")], "Invalid `combiner`: 'max' for feature 'x'"),
         ([FeatureSpec("x", "user"), FeatureSpec("x", "item")], "each feature once"),

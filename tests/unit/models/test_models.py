@@ -348,7 +348,7 @@ def test_symbolic_use():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: make_dlrm(bottom=[8, 5]), "ends with 5. Allowed: a list that ends with 4"),
+        (lambda: make_dlrm(bottom=[8, 5]), "ends with 5. Expected a list that ends with 4"),
         (lambda: make_dlrm(bottom=[]), "Invalid `bottom`: \\[\\]"),
         (lambda: make_dlrm(bottom=16), "Invalid `bottom`: 16"),
         (lambda: make_dlrm(top=[8, 2]), "Invalid `top`: \\[8, 2\\]"),

@@ -291,7 +291,7 @@ def test_attention_weighs_all_steps_without_a_mask():
         (lambda: make_model(1, bottom=[5]), "ends with 4, the dim"),
         (
             lambda: TBSM(make_layer(combiner="mean")),
-            r"Invalid `combiner`: \{'user': 'mean', 'item': 'mean'\}.*TBSM\. Allowed: None.*"
+            r"Invalid `combiner`: \{'user': 'mean', 'item': 'mean'\}.*TBSM\. Expected None.*"
             r"Table\(name, dim, combiner=None\)",
         ),
         (

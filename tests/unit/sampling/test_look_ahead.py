@@ -230,7 +230,7 @@ def test_bad_arguments_are_refused():
     library = _loader.library()
     handle = library.slipstream_look_ahead()
     counts = {"batches": np.int64(-1), "pulled": np.int64(0)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="batches is -1; allowed: 0 or more"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="batches is -1; expected 0 or more"):
         library.slipstream_look_ahead_begin_window(handle=handle, **counts)
     with pytest.raises(tf.errors.InvalidArgumentError, match="output_types are"):
         library.slipstream_ahead_dataset(

@@ -206,7 +206,7 @@ def test_gradients_that_are_not_finite_are_not_deferred():
 @pytest.mark.parametrize(
     "optimizer, message",
     [
-        (None, r"with no optimizer. Allowed: Interval\("),
+        (None, r"with no optimizer. Expected Interval\("),
         (keras.optimizers.Adam(), "with Adam"),
         (keras.optimizers.SGD(0.1, momentum=0.9), "with SGD with momentum"),
         (keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=2), "gradient_accumulation"),

@@ -43,7 +43,7 @@ def test_rows_are_read_written_removed_and_listed() -> None:
 @pytest.mark.parametrize(
     ("keys", "rows", "message"),
     [
-        ([1], [[1.0]], r"`rows`: \[1, 1\] for table 't'. Allowed: \[1, 2\]"),
+        ([1], [[1.0]], r"`rows`: \[1, 1\] for table 't'. Expected \[1, 2\]"),
         ([1, 2], [[1.0, 2.0]], r"`rows`: \[1, 2\]"),
         ([0.5], [[1.0, 2.0]], r"`keys`: 'float64 \[1\]'"),
         ([[1]], [[1.0, 2.0]], r"`keys`: 'int64 \[1, 1\]'"),

@@ -213,7 +213,7 @@ def test_set_saturated_replaces_one_table_without_retracing():
     ("variables", "message"),
     [
         ({}, "one variable or more"),
-        ({"item": tf.zeros([2, 2])}, "EagerTensor' for table 'item'. Allowed: a tf.Variable"),
+        ({"item": tf.zeros([2, 2])}, "EagerTensor' for table 'item'. Expected a tf.Variable"),
         ({"item": keras.layers.Embedding(2, 2)}, "'Embedding' for table 'item'"),
         ({"item": tf.Variable(tf.zeros([2]))}, r"'float32 \(2,\)' for table 'item'"),
         ({"item": tf.Variable(tf.zeros([0, 2]))}, r"rows >= 1"),
@@ -230,14 +230,14 @@ def test_bad_variables(variables, message):
 def test_a_variable_given_twice():
     layer = keras.layers.Embedding(2, 2)
     layer.build()
-    with pytest.raises(ValueError, match=r"table 'b'. Allowed: a variable once; it is table 'a'"):
+    with pytest.raises(ValueError, match=r"table 'b'. Expected a variable once; it is table 'a'"):
         VariableStore({"a": layer.embeddings, "b": layer.embeddings.value})
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([8], r"Invalid `keys`: 8 for table 'item'. Allowed: 0 to 7"),
+        ([8], r"Invalid `keys`: 8 for table 'item'. Expected 0 to 7"),
         ([1, -1], r"Invalid `keys`: -1"),
         ([[1]], r"int64 \[1, 1\].*integers \[n\]"),
         ([0.5], r"float64 \[1\]"),

@@ -44,13 +44,13 @@ Status UpdateRule::Make(const std::string& name, const std::vector<float>& numbe
   if (found == std::end(AllRules::kNames)) {
     std::string allowed;
     for (const char* known : AllRules::kNames) allowed += std::string(" '") + known + "'";
-    return InvalidArgument("rule is '" + name + "'; allowed:" + allowed);
+    return InvalidArgument("rule is '" + name + "'; expected one of" + allowed);
   }
   rule->index = static_cast<int>(found - names);
   const size_t count = AllRules::kParameters[rule->index];
   if (numbers.size() != count) {
     return InvalidArgument("rule '" + name + "' has " + std::to_string(numbers.size()) +
-                           " parameters; allowed: " + std::to_string(count));
+                           " parameters; expected " + std::to_string(count));
   }
   rule->parameters = {};
   std::copy(numbers.begin(), numbers.end(), rule->parameters.begin());
