@@ -169,7 +169,7 @@ def test_both():
     assert savings.examples_skipped > 50 and 0 < savings.rows.sent < savings.rows.offered
     assert set(run.weights) == {1.0, 4.0}
     words = run.words
-    assert "been skipped; thinning kept" in words and "been sent" in words
+    assert "been skipped; " in words and "been sent" in words
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_keep_rate_keeps_some_for_all():
     assert set(run.weights) == {1.0, 4.0}
     assert run.weights.count(4.0) == savings.examples_kept
     assert savings.examples_kept + savings.examples_skipped == savings.examples_skippable > 50
-    assert f"thinning kept {savings.examples_kept:,} more" in run.words
+    assert f"{savings.examples_kept:,} more were skippable" in run.words
 
 
 def test_max_auc_loss_gets_the_losses():

@@ -123,7 +123,7 @@ def test_it_defers_what_the_native_store_defers(rule, policy, is_graph, is_wrapp
     assert traces == (1 if is_graph else STEPS)
 
 
-@pytest.mark.parametrize("most", [0, 1, 7, 1000])
+@pytest.mark.parametrize("maximum", [0, 1, 7, 1000])
 @pytest.mark.parametrize("policy", [MOVEMENT, INTERVAL], ids=["movement", "interval"])
 def test_nothing_is_lost_within_any_budget(policy, maximum):
     policy = UpdatePolicy("defer", policy.trigger, policy.movement, policy.max_age, maximum)

@@ -159,6 +159,6 @@ def test_a_checkpoint_of_a_job_has_each_tables_rule_and_rate(tmp_path: Any) -> N
 
 
 def test_sok_has_one_rule_for_all_tables() -> None:
-    with pytest.raises(ValueError, match=r"`optimizer`.*SOK's tables.*same rule and rate"):
+    with pytest.raises(ValueError, match=r"`optimizer`.*SOK's tables.*same optimizer and rate"):
         optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.25), "SOK's tables")
     assert optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.5), "SOK's tables") == SGD(0.5)
