@@ -134,11 +134,17 @@ class Agent:
                 return code
             in_vain = 0 if code == AGAIN else in_vain + 1
             if in_vain > _MAX_FAILED_STARTS:
-                self._say(f"{in_vain} starts in a row have saved nothing. The last one says why.")
+                self._say(
+                    f"The command ended {in_vain} times in a row without a commit. Fix the error "
+                    "that its last start printed, then start the job again."
+                )
                 return 1
             place = self._next_place()
             if place is None:
-                self._say("The launcher has ended, or has no place for this process any more.")
+                self._say(
+                    "The launcher has ended or has no rank for this process any more. Therefore "
+                    "this process ends."
+                )
                 return 1
             self._environment.update(place)
 

@@ -95,8 +95,8 @@ def require_same(comm: Communicator, settings: Any, name: str, what: str) -> Non
         if other != texts[0]:
             place, first, second = _first_difference(json.loads(texts[0]), json.loads(other), "")
             raise ValueError(
-                f"Invalid settings of {what} on rank {rank}: {place or 'it'} is {second!r}, but on "
-                f"rank 0 {first!r}. Expected the same settings on all ranks."
+                f"Invalid settings of {what} on rank {rank}: {place or 'the value'} is {second!r}, "
+                f"but it is {first!r} on rank 0. Expected the same settings on all ranks."
             )
 
 
@@ -151,7 +151,7 @@ def _compare(store: Any, table: str, comm: Communicator) -> None:
     updates = gather_json(comm, int(contents["steps"][0]), "slipstream.rows.updates")
     for rank, other in enumerate(updates):
         if other != updates[0]:
-            raise _error(table, rank, f"had {other} updates, but on rank 0 {updates[0]}")
+            raise _error(table, rank, f"it had {other} updates, but {updates[0]} on rank 0")
     own_keys = contents["keys"]
     keys = np.unique(_gather(comm, own_keys, "slipstream.rows.keys"))
     rows = _hashes(store.gather(table, keys)[0].numpy())
@@ -164,19 +164,20 @@ def _compare(store: Any, table: str, comm: Communicator) -> None:
     for rank in range(1, comm.size):
         have_slots = (all_slots[0] != 0) & (all_slots[rank] != 0)
         for what, differs in (
-            ("row", all_rows[rank] != all_rows[0]),
+            ("rows", all_rows[rank] != all_rows[0]),
             ("slots", have_slots & (all_slots[rank] != all_slots[0])),
         ):
             if differs.any():
                 count, key = int(differs.sum()), int(keys[differs][0])
-                raise _error(table, rank, f"differs in the {what} of {count} keys, e.g. {key}")
+                details = f"the {what} of {count} keys differ from rank 0, for example of key {key}"
+                raise _error(table, rank, details)
 
 
 def _error(table: str, rank: int, difference: str) -> ValueError:
     return ValueError(
-        f"Invalid rows of table {table!r} on rank {rank}: it {difference}. Replicated tables must "
-        "start equal on all ranks: load the same rows on each, or none "
-        "(`distributed.CheckpointManager` does so)."
+        f"Invalid rows of table {table!r} on rank {rank}: {difference}. Replicated tables must be "
+        "equal on all ranks when training starts. Load the same rows on all ranks, for example "
+        "with slipstream_tf.distributed.CheckpointManager."
     )
 
 

@@ -76,7 +76,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         try:
             return json.load(file)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{os.fspath(path)}: not JSON: {error}") from None
+            raise ValueError(f"{os.fspath(path)} is not valid JSON: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:

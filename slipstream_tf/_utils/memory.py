@@ -73,13 +73,15 @@ def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str
     memory = read()
     if memory is None or nbytes <= memory.available:
         return
-    text = f"{sum_up} = {gib(nbytes)}; {memory.owner} has {gib(memory.total)}"
+    required = f"the required memory ({sum_up}) is {gib(nbytes)}"
     if nbytes > memory.total:
         maximum = max(int(value * (memory.total / nbytes)), 0)
-        raise invalid(argument, value, place, f"up to {maximum}: {text}")
+        allowed = f"at most {maximum}, because {required}, and {memory.owner} has "
+        raise invalid(argument, value, place, allowed + gib(memory.total))
     logging.warning(
-        "`%s` of %s may not be met: %s, of which %s are left now.",
-        *(argument, place, text, gib(memory.available)),
+        "`%s` of %s may exceed the memory: %s, and %s has %s available now. Reduce the value "
+        "or free memory if training uses all of it.",
+        *(argument, place, required, memory.owner, gib(memory.available)),
     )
 
 

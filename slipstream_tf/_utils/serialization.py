@@ -52,5 +52,5 @@ def deserialize(
             for name, value in identifier.get("config", {}).items()
         }
         return by_name[identifier["class_name"]](**config)
-    allowed = f"slipstream_tf.{module}." + ", ".join(f"{name}(...)" for name in by_name)
+    allowed = f"one of slipstream_tf.{module}." + ", ".join(f"{name}(...)" for name in by_name)
     raise invalid(argument, identifier, place, allowed)

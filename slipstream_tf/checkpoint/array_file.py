@@ -33,9 +33,9 @@ class CheckpointError(ValueError):
 
     Example:
 
-    >>> error = slip.checkpoint.CheckpointError("table-000", "is missing", "Copy the file again.")
+    >>> error = slip.checkpoint.CheckpointError("table-0", "the file is missing", "Copy it again.")
     >>> print(error)
-    table-000: is missing. Copy the file again.
+    table-0: the file is missing. Copy it again.
 
     Attributes:
         path: The path of the file.
@@ -46,14 +46,14 @@ class CheckpointError(ValueError):
         self,
         path: str | os.PathLike[str],
         problem: str,
-        remedy: str = "Restore another checkpoint, or copy the file again from where it is whole.",
+        remedy: str = "Restore another checkpoint, or replace the file with an undamaged copy.",
         offset: int | None = None,
     ) -> None:
         """Creates the error.
 
         Args:
             path: The path of the file.
-            problem: A description of the damage, without a full stop.
+            problem: A sentence that describes the damage, without a full stop.
             remedy: A suggestion for the user.
             offset: The position of the damage in bytes, or None.
         """
@@ -130,7 +130,7 @@ def write(
         TypeError: If the dtype of an array is not supported, or if an array is a scalar.
     """
     little = {
-        name: {n: _little_endian(array) for n, array in columns.items()}
+        name: {n: _little_endian(array, f"{name}/{n}") for n, array in columns.items()}
         for name, columns in groups.items()
     }
     layout: list[dict[str, Any]] = [
@@ -144,7 +144,9 @@ def write(
     for group, columns in zip(layout, little.values(), strict=True):
         lengths = {name: len(array) for name, array in columns.items()}
         if set(lengths.values()) != {group["rows"]}:
-            raise ValueError(f"Arrays of {group['name']!r} have lengths {lengths}, not one.")
+            raise ValueError(
+                f"Arrays of group {group['name']!r} have lengths {lengths}. Expected equal lengths."
+            )
     header = json.dumps(
         {"checkpoint": checkpoint, "meta": meta, "block_rows": block_rows, "groups": layout}
     ).encode()
@@ -185,28 +187,27 @@ class ArrayFile:
         """
         self._path = path
         if not path.is_file() and os.path.lexists(path):
-            raise self._error("is no file")
+            raise self._error("the path is not a regular file")
         try:
             self._size = path.stat().st_size
             with open(path, "rb") as file:
                 prefix = file.read(_PREFIX.size)
                 if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC[:-1]):
-                    raise self._error(f"starts with {prefix[:8]!r}, not {MAGIC!r}", 0)
+                    raise self._error(f"the file starts with {prefix[:8]!r}; expected {MAGIC!r}", 0)
                 magic, header_bytes, crc = _PREFIX.unpack(prefix)
                 if magic != MAGIC:
-                    remedy = "Restore it with the version that wrote it."
-                    raise CheckpointMismatchError(path, f"is of format {magic!r}", remedy, 0)
+                    problem = f"the file has format {magic!r}; this version reads {MAGIC!r}"
+                    remedy = "Restore it with the version of slipstream_tf that wrote it."
+                    raise CheckpointMismatchError(path, problem, remedy, 0)
                 maximum = min(self._size - _PREFIX.size, _MAX_HEADER_BYTES)
                 if header_bytes > maximum:
-                    problem = (
-                        f"says that its header has {header_bytes} bytes, but at most {maximum}"
-                    )
-                    raise self._error(f"{problem} are there", 8)
+                    problem = f"the size of the header is {header_bytes} bytes"
+                    raise self._error(f"{problem}; expected at most {maximum}", 8)
                 header = file.read(header_bytes)
         except (FileNotFoundError, NotADirectoryError):
-            raise self._error("is missing") from None
+            raise self._error("the file is missing") from None
         if zlib.crc32(header) != crc:
-            raise self._error("the header has another checksum than when it was written", 12)
+            raise self._error("the header does not match its checksum", 12)
         try:
             values = json.loads(header)
             self.meta: dict[str, Any] = values["meta"]
@@ -216,10 +217,11 @@ class ArrayFile:
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, CheckpointError):
                 raise
-            problem = f"the header is no header ({type(error).__name__}: {error})"
+            problem = f"the header is invalid ({type(error).__name__}: {error})"
             raise self._error(problem, _PREFIX.size) from error
         if found != checkpoint:
-            raise self._error(f"is of checkpoint {found!r}, not {checkpoint!r}", _PREFIX.size)
+            problem = f"the file belongs to checkpoint {found!r}; expected {checkpoint!r}"
+            raise self._error(problem, _PREFIX.size)
 
     def _layout(self, listed: Any, offset: int) -> dict[str, Group]:
         groups = {}
@@ -227,11 +229,13 @@ class ArrayFile:
             rows, columns = _count(entry["rows"], 0), {}
             for name, dtype, sizes in entry["columns"]:
                 if dtype not in _DTYPES:
-                    raise ValueError(f"dtype {dtype!r} is none of {sorted(_DTYPES)}")
+                    allowed = f"expected one of {sorted(_DTYPES)}"
+                    raise ValueError(f"column {name!r} has dtype {dtype!r}; {allowed}")
                 shape = tuple(_count(size, 0) for size in sizes)
                 # The file size does not bound the shape of an array with a dimension of 0.
                 if math.prod(max(size, 1) for size in (rows, *shape)) > _MAX_VALUES:
-                    raise ValueError(f"array {name!r} has shape {[rows, *shape]}")
+                    problem = f"column {name!r} has shape {[rows, *shape]}"
+                    raise ValueError(f"{problem}; expected at most {_MAX_VALUES} values")
                 columns[name] = np.dtype((dtype, shape))
             if not columns:
                 raise ValueError(f"group {entry['name']!r} has no columns")
@@ -239,7 +243,8 @@ class ArrayFile:
             num_blocks = -(-rows // self._block_rows)
             offset += rows * group.row_bytes + num_blocks * _CRC.size
         if offset != self._size:
-            raise self._error(f"has {self._size} bytes, but its header says {offset}", self._size)
+            problem = f"the file has {self._size} bytes; expected {offset} bytes as in its header"
+            raise self._error(problem, self._size)
         return groups
 
     def blocks(self, group: str) -> Iterator[Arrays]:
@@ -262,11 +267,13 @@ class ArrayFile:
                 offset = file.tell()
                 content = file.read(rows * layout.row_bytes + _CRC.size)
                 if len(content) != rows * layout.row_bytes + _CRC.size:
-                    raise self._error("was cut short while it was read", offset + len(content))
+                    raise self._error(
+                        "the file became shorter during the read", offset + len(content)
+                    )
                 (crc,) = _CRC.unpack(content[-_CRC.size :])
                 if zlib.crc32(content[: -_CRC.size]) != crc:
-                    problem = f"rows {begin} to {begin + rows - 1} of {group!r} have another"
-                    raise self._error(f"{problem} checksum than when they were written", offset)
+                    problem = f"rows {begin} to {begin + rows - 1} of group {group!r}"
+                    raise self._error(f"{problem} do not match their checksum", offset)
                 yield _split(content, layout, rows)
 
     def read(self, group: str) -> Arrays:
@@ -293,17 +300,21 @@ class ArrayFile:
 
     def _group(self, group: str) -> Group:
         if group not in self.groups:
-            raise self._error(f"has no {group!r}, only {sorted(self.groups)}")
+            raise self._error(f"group {group!r} is missing; the file has {sorted(self.groups)}")
         return self.groups[group]
 
     def _error(self, problem: str, offset: int | None = None) -> CheckpointError:
         return CheckpointError(self._path, problem, offset=offset)
 
 
-def _little_endian(array: np.ndarray) -> np.ndarray:
+def _little_endian(array: np.ndarray, place: str) -> np.ndarray:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     if little.dtype.str not in _DTYPES or little.ndim < 1:
-        raise TypeError(f"An array of {array.dtype} {array.shape} has no place in a checkpoint.")
+        raise TypeError(
+            f"Unsupported array {place!r} for a checkpoint: its dtype is {array.dtype}, and its "
+            f"shape is {list(array.shape)}. Expected at least one dimension and a dtype of "
+            f"{sorted(_DTYPES)}."
+        )
     return np.ascontiguousarray(little)
 
 
@@ -318,5 +329,5 @@ def _split(content: bytes, layout: Group, rows: int) -> Arrays:
 
 def _count(value: Any, minimum: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise ValueError(f"{value!r} is no integer >= {minimum}")
+        raise ValueError(f"{value!r} is not an integer >= {minimum}")
     return value

@@ -197,7 +197,8 @@ class CheckpointManager:
         """
         require_integer("max_to_keep", max_to_keep, 1, None, "CheckpointManager")
         if store is not None and not isinstance(store, SavedStore):
-            raise invalid("store", type(store).__name__, "CheckpointManager", "an embedding store")
+            allowed = "an embedding store, for example `layer.store`, or None"
+            raise invalid("store", type(store).__name__, "CheckpointManager", allowed)
         self._directory, self._checkpoint = Path(directory), checkpoint
         self._max_to_keep = max_to_keep
         self._comm, self._engine, self._rank_checkpoint = comm, engine, rank_checkpoint
@@ -244,10 +245,10 @@ class CheckpointManager:
         same = {"step": step, "placement": self._placement}
         require_same(self._comm, same, self._names.of("same"), "a checkpoint")
         self.wait()
-        begin = self._together(self._begin, "make a folder for a checkpoint")
+        begin = self._together(self._begin, f"create a checkpoint folder in {self._directory}")
         name, identity, self._writers = begin[0]
         files: list[writing.RankFiles] = []
-        part = "write its part of a checkpoint"
+        part = f"write its part of a checkpoint to {self._directory}"
         self._together(lambda: files.append(self._cut(position, rng)), part)
         versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
         manifest = Manifest(identity, step, self._comm.size, self._placement, versions=versions)
@@ -272,7 +273,7 @@ class CheckpointManager:
             futures.wait([work])
             self._before = {}
         self._work = None
-        self._together(lambda: work and work.result(), "write a checkpoint")
+        self._together(lambda: work and work.result(), f"write a checkpoint to {self._directory}")
         if work is not None:
             self._before = {name: files.written() for name, files in self._before_next.items()}
 
@@ -300,17 +301,21 @@ class CheckpointManager:
             ready: list[_Ready] = []
             prepare = functools.partial(self._prepare, path, ready)
             problems = self._together(prepare, f"read {path}")
-            wrong = [f"{p} (rank {rank})" for rank, p in enumerate(problems) if p is not None]
+            wrong = [f"Error of rank {r}: {p}" for r, p in enumerate(problems) if p is not None]
             if not wrong:
                 return self._replace(ready.pop())
             not_whole.append(wrong[0])
             if self._comm.rank == 0:
-                logging.warning("Passed over a checkpoint that is not whole: %s", not_whole[-1])
+                logging.warning(
+                    "Skipped an incomplete or damaged checkpoint; the next older checkpoint is "
+                    "tried. %s", not_whole[-1],
+                )  # fmt: skip
         if not not_whole:
             return None
         raise RuntimeError(
-            "No checkpoint is whole: " + "; ".join(not_whole) + " All ranks must see the same "
-            "files. To train from the start, give another directory."
+            f"All checkpoints in {self._directory} are incomplete or damaged. "
+            f"{' '.join(not_whole)} Check that all ranks see the same files. To train from "
+            "scratch, pass another directory."
         )
 
     def _together(self, work: Callable[[], Any], what: str) -> list[Any]:
@@ -414,15 +419,18 @@ class CheckpointManager:
             if is_in_window:
                 self._engine.restore(ready.states)
             else:
-                logging.warning("%s was saved without an engine, which starts anew.", path)
+                logging.warning(
+                    "%s was saved without an engine. Therefore the engine starts from scratch. To "
+                    "save its state, pass `engine` to the CheckpointManager.", path,
+                )  # fmt: skip
             policies = self._engine.update_policies
         if ready.tables:
             self._together(
                 lambda: store_parts.replace_replicas(self._store, ready.tables, is_in_window),
-                f"restore the copies of {path}",
+                f"restore the replicas of {path}",
             )
         store_parts.defer(self._store, ready.tables, policies, self._together)
-        logging.info("Restored %s, step %d.", path, manifest.step)
+        logging.info("Restored checkpoint %s of step %d.", path, manifest.step)
         rank = self._comm.rank
         details = [
             values[rank] if rank < manifest.world_size else None
@@ -438,7 +446,14 @@ class CheckpointManager:
             for own in own_parts:
                 self._read_state(path, path / own, self._rank_checkpoint)
             if not own_parts:
-                logging.warning("%s has nothing that is rank %d's alone.", path, self._comm.rank)
+                saved, size = manifest.world_size, self._comm.size
+                details = "it has no such state"
+                if saved != size:
+                    details = f"it was saved by {saved} ranks, and the job has {size}"
+                logging.warning(
+                    "`rank_checkpoint` of rank %d is not restored from %s and stays unchanged: %s.",
+                    *(self._comm.rank, path, details),
+                )
 
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:
         status = checkpoint.read(str(prefix))
@@ -450,9 +465,9 @@ class CheckpointManager:
         except AssertionError as error:
             status.expect_partial()
             raise ValueError(
-                f"{path} was saved of a program with other variables, or restored before there "
-                "were any. Call the model on a batch, and optimizer.build("
-                f"model.trainable_variables), before restore(). TensorFlow says: {error}"
+                f"The variables in {path} do not match this program: it has other variables, or "
+                "they do not exist yet. Before restore(), call the model on a batch and call "
+                f"optimizer.build(model.trainable_variables). TensorFlow reports: {error}"
             ) from error
 
 

@@ -24,7 +24,7 @@ _FILE = re.compile(r"rank-(0|[1-9]\d{0,8})/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", r
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})", re.ASCII)
 _READ_BYTES = 1 << 20
 _MAX_BYTES = 64 << 20
-_SAVE_AGAIN = "Restore another checkpoint; this one was changed after it was written."
+_SAVE_AGAIN = "Restore another checkpoint, because this one was changed after it was written."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,17 +103,17 @@ def read_manifest(folder: Path) -> Manifest:
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = f"is damaged ({type(error).__name__}: {error})"
+        problem = f"the manifest is damaged ({type(error).__name__}: {error})"
         raise CheckpointError(path, problem, _SAVE_AGAIN) from error
     if found != FORMAT:
-        remedy = "Restore it with the version of slipstream_tf that wrote it"
+        remedy = "Restore the checkpoint with the version of slipstream_tf that wrote it"
         versions = values.get("versions")
         if isinstance(versions, dict):
-            remedy += f", {versions.get('slipstream_tf')}"
-        problem = f"its format is {found!r}, this version reads {FORMAT}"
+            remedy += f" ({versions.get('slipstream_tf')})"
+        problem = f"the manifest has format {found!r}; this version reads format {FORMAT}"
         raise CheckpointMismatchError(path, problem, remedy + ".")
     if details != checksum:
-        raise CheckpointError(path, "is damaged (has another checksum)", _SAVE_AGAIN)
+        raise CheckpointError(path, "the manifest does not match its checksum", _SAVE_AGAIN)
     for problem in _problems(values):
         raise CheckpointError(path, problem, _SAVE_AGAIN)
     return Manifest(**values)
@@ -126,38 +126,44 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     """
     for name, kind in _KINDS.items():
         if not _is(values.get(name), kind):
-            yield f"is damaged (`{name}` is {values.get(name)!r})"
+            yield f"the manifest has `{name}` {values.get(name)!r}; expected type {kind.__name__}"
     for name, entry in values["files"].items():
         if not _FILE.fullmatch(name):
-            yield f"names {name!r}; expected files in folders rank-0, rank-1, ... beside it"
+            yield f"the manifest lists {name!r}; expected files in folders rank-0, rank-1, ..."
         if not _has_kinds(entry, _FILE_KINDS) or "bytes" not in entry:
-            yield f"is damaged (`files` has {entry!r} for {name!r})"
+            kinds = "expected integer `bytes` and, optionally, text `sha256`"
+            yield f"the manifest has the entry {entry!r} for file {name!r}; {kinds}"
     for entry in values["tables"]:
         if not _has_kinds(entry, _TABLE_KINDS) or set(entry) != set(_TABLE_KINDS):
-            yield f"is damaged (`tables` has {entry!r})"
+            kinds = f"expected valid values of {sorted(_TABLE_KINDS)}"
+            yield f"the manifest has the entry {entry!r} in `tables`; {kinds}"
     size, names = values["world_size"], {field.name for field in dataclasses.fields(Manifest)}
     if size < 1 or values["step"] < 0 or set(values) != names:
-        yield f"is damaged (has {sorted(values)}, {size} ranks)"
+        details = f"`world_size` {size}, `step` {values['step']} and the missing or unknown fields"
+        wanted = "expected `world_size` >= 1, `step` >= 0 and no such fields"
+        yield f"the manifest has {details} {sorted(set(values) ^ names)}; {wanted}"
     # Check that all fields describe the same number of ranks before any field is used.
     with_files = {int(name.partition("/")[0].removeprefix("rank-")) for name in values["files"]}
     if len(with_files) != size or max(with_files) != size - 1:
         ranks = sorted(with_files)[:9]
-        yield f"is damaged (has files of ranks {ranks}, but `world_size` is {size})"
+        yield f"the manifest has files of ranks {ranks}; expected all {size} ranks (`world_size`)"
     positions, rng, placement = values["positions"], values["rng"], values["placement"]
     if len(positions) != size or len(rng) != size:
-        details = f"{len(positions)} positions and {len(rng)} states of rng"
-        yield f"is damaged (has {details}, but `world_size` is {size})"
+        details = f"{len(positions)} entries in `positions` and {len(rng)} in `rng`"
+        yield f"the manifest has {details}; expected {size} each (`world_size`)"
     if placement not in PLACEMENTS:
-        yield f"is damaged (has `placement` {placement!r}; expected {PLACEMENTS})"
+        yield f"the manifest has `placement` {placement!r}; expected one of {PLACEMENTS}"
 
 
 def _text_of(path: Path) -> str:
     if not path.is_file():
-        problem = "is no file" if os.path.lexists(path) else "is missing"
+        is_other = os.path.lexists(path)
+        problem = "the path is not a regular file" if is_other else "the file is missing"
         raise CheckpointError(path, problem, "Restore another checkpoint.")
     size = path.stat().st_size
     if size > _MAX_BYTES:
-        raise CheckpointError(path, f"has {size} bytes; expected {_MAX_BYTES}", _SAVE_AGAIN)
+        problem = f"the file has {size} bytes; expected at most {_MAX_BYTES}"
+        raise CheckpointError(path, problem, _SAVE_AGAIN)
     return path.read_text(encoding="utf-8")
 
 
@@ -173,15 +179,16 @@ def require_whole(folder: Path, manifest: Manifest, parts: Collection[str] = ())
     for name, entry in manifest.files.items():
         path = folder / name
         if path.is_symlink() or path.parent.is_symlink():
-            raise CheckpointError(path, "is a link", _SAVE_AGAIN)
+            problem = "the file or its folder is a symbolic link"
+            raise CheckpointError(path, problem, _SAVE_AGAIN)
         if not path.is_file():
-            raise CheckpointError(path, "is missing")
+            raise CheckpointError(path, "the file is missing")
         size = path.stat().st_size
         if size != entry["bytes"]:
-            problem = f"has {size} bytes, not {entry['bytes']}"
+            problem = f"the file has {size} bytes; expected {entry['bytes']} as in the manifest"
             raise CheckpointError(path, problem, offset=min(size, entry["bytes"]))
         if "sha256" in entry and name.split("/")[0] in parts and entry_of(path) != entry:
-            raise CheckpointError(path, "has another checksum than when it was written")
+            raise CheckpointError(path, "the file does not match its checksum in the manifest")
 
 
 def require_named(folder: Path, manifest: Manifest, prefix: str) -> None:
@@ -198,11 +205,12 @@ def require_named(folder: Path, manifest: Manifest, prefix: str) -> None:
     shards = [match.groups() for match in map(_SHARD.fullmatch, found) if match]
     wanted = [(f"{i:05d}", shards[0][1]) for i in range(len(shards))] if shards else None
     if ".index" not in found or sorted(shards) != wanted or len(shards) != int(shards[0][1]):
-        problem = f"is damaged (of {prefix!r}, it names {sorted(found)} only)"
+        problem = f"the manifest lists only the suffixes {sorted(found)} of {prefix!r}"
+        problem += "; expected .index and all parts of .data"
         raise CheckpointError(folder / NAME, problem, _SAVE_AGAIN)
     for end, entry in found.items():
         if "sha256" not in entry:
-            problem = f"is damaged (has no checksum of {prefix + end!r})"
+            problem = f"the manifest has no checksum of {prefix + end!r}"
             raise CheckpointError(folder / NAME, problem, _SAVE_AGAIN)
 
 

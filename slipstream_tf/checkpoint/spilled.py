@@ -95,19 +95,24 @@ class SavedRows:
             self._storage = Storage(dtype=meta["dtype"], slot_dtype=meta["slot_dtype"])
             self._names = [path.with_name(f"{path.name}{_INFIX}{n}") for n in meta["names"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(path, f"has no rows to read ({error!r})") from error
+            problem = f"the description of its row files is invalid ({error!r})"
+            raise CheckpointError(path, problem) from error
         for group, columns in _KINDS.items():
             found = file.groups[group].columns if group in file.groups else {}
             kinds = {name: np.dtype(kind) for name, kind in columns.items()}
             if found not in (kinds, {**kinds, **_LAST_USED} if group == COUNTS else kinds):
-                raise CheckpointError(path, f"its {group!r} have columns {found}, not {columns}")
+                problem = f"group {group!r} has columns {found}; expected {columns}"
+                raise CheckpointError(path, problem)
         blocks, counts = file.groups[BLOCKS].rows, file.groups[COUNTS].rows
         if counts != blocks * self._rows_of_block or self._pages_of_block < 1:
-            details = f"{counts} counts of {blocks} blocks of {self._rows_of_block} rows"
-            raise CheckpointError(path, f"has {details}")
+            problem = (
+                f"the file has {counts} access counts for {blocks} blocks of {self._rows_of_block} "
+                f"rows and {self._pages_of_block} pages; expected one count per row and >= 1 page"
+            )
+            raise CheckpointError(path, problem)
         for rows_path in self._names:
             if not rows_path.is_file():
-                raise CheckpointError(rows_path, "is missing")
+                raise CheckpointError(rows_path, "the file is missing")
 
     def blocks(self) -> Iterator[Arrays]:
         """Yields the keys, rows, slots and counts of the rows in blocks.
@@ -131,16 +136,16 @@ class SavedRows:
                 found = {name: values[chosen].reshape(-1) for name, values in of_rows.items()}
                 keys, rows, slots = self._read(path, layout, chosen)
                 if keys.size != found["counts"].size:
-                    details = (
-                        f"{keys.size} rows in {chosen.size} blocks, not {found['counts'].size}"
-                    )
-                    raise CheckpointError(path, f"has {details}")
+                    problem = f"the file has {keys.size} rows in {chosen.size} blocks"
+                    problem += f"; expected {found['counts'].size} rows"
+                    raise CheckpointError(path, problem)
                 lives = found["counts"] >= 0
                 read += int(np.count_nonzero(lives))
                 found.update(keys=keys, rows=rows, slots=slots)
                 yield {name: values[lives] for name, values in found.items()}
         if read != self.rows:
-            raise CheckpointError(self._path, f"has {read} rows, but says {self.rows}")
+            problem = f"the row files have {read} rows; expected {self.rows} rows as in this file"
+            raise CheckpointError(self._path, problem)
 
     def _read(
         self, path: Path, layout: Arrays, chosen: np.ndarray

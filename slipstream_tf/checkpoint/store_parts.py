@@ -112,8 +112,8 @@ def prepare(
         paths = [folder / file_name(r, index) for r in range(manifest.world_size)]
         saved = tables.SavedTable(paths, manifest.checkpoint, entry)
         if manifest.world_size > 1 and saved.is_replicated != (manifest.placement == "replicated"):
-            problem = f"says that table {table.name!r} is {manifest.placement}, but its files not"
-            raise CheckpointError(place, problem)
+            problem = f"table {table.name!r} is {manifest.placement} in the manifest, but its files"
+            raise CheckpointError(place, f"{problem} have another placement")
         has_slots = taken[table.name] == store_state.WHOLE
         is_same_job = (manifest.world_size, manifest.placement) == (rank.size, rank.placement)
         target = _Target(store, table, rank, place, has_slots, evict_to_fit)
@@ -177,8 +177,10 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
     keeps_slots = target.takes_slots and contents["slots"].shape[1] == initial.size
     if not keeps_slots:
         if spills or contents["keys"].size:
-            details = f"start anew, at {initial[0]:g}" if initial.size else "are left out"
-            logging.warning("%s: the slots of table %r %s.", target.place, name, details)
+            details = "this table has no slots"
+            if initial.size:
+                details = f"its update rule has other slots, which start at {initial[0]:g}"
+            logging.warning("Ignored the slots of table %r in %s: %s.", name, target.place, details)
         contents["slots"] = np.tile(initial, (contents["keys"].size, 1))
     at_owners = rank.has_a_part and store.defers_at_owners
     deferred = saved.deferred(rank.number, rank.size, target.owns if at_owners else None)
@@ -298,16 +300,16 @@ def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -
     if found.size:
         raise CheckpointMismatchError(
             target.place,
-            f"table {table.name!r} has key {int(found[0])}, one of {reserved} that SOK's tables "
-            "use themselves",
-            "Hash keys to others before training, or restore it into a native table.",
+            f"table {table.name!r} has key {int(found[0])}, but SOK reserves the keys {reserved}",
+            "Hash these keys to other keys before training, or restore it into a native table.",
         )
     if capacity is not None and keys.size > capacity:
         raise CheckpointMismatchError(
             target.place,
             f"table {table.name!r} has {keys.size} rows for rank {target.rank.number}, more than "
             f"its capacity of {capacity}",
-            "Give the table more capacity, or restore with more ranks if it is sharded.",
+            "Increase its capacity, restore a sharded table with more ranks, or pass "
+            "evict_to_fit=True to the CheckpointManager.",
         )
     num_keys = target.store.num_keys(table.name)
     if num_keys is None:
@@ -317,7 +319,7 @@ def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -
         raise CheckpointMismatchError(
             target.place,
             f"table {table.name!r} has key {int(outside[0])}, but its variable has {num_keys} rows",
-            "Give the variable more rows, or map the keys to 0, 1, ... before training.",
+            "Use a variable with more rows, or map the keys to 0, 1, ... before training.",
         )
 
 
@@ -379,10 +381,12 @@ def defer(
         if not saved.num_deferred:
             continue
         is_same = policy.mode == "defer" and policy.is_shadow == saved.is_shadow
-        details = f"take the deferred gradients of table {table.name!r}"
+        details = f"restore the deferred gradients of table {table.name!r}"
         if saved.is_shadow and not is_same:
-            sums = f"{saved.num_deferred} gradient sums of table {table.name!r}"
-            logging.info("%s that a dry run counted are left out.", sums)
+            logging.info(
+                "%d deferred gradients of table %r are dropped, because a dry run had already "
+                "applied them.", saved.num_deferred, table.name,
+            )  # fmt: skip
             continue
         if is_same and (is_late or not saved.is_leaving):
             together(functools.partial(_import_deferred, store, table, policy.ranks), details)
@@ -390,8 +394,8 @@ def defer(
         if not saved.is_leaving:
             when = "with the next step" if is_late else "now"
             logging.warning(
-                "%d deferred gradients of table %r are applied %s, as its policy defers none, or "
-                "does so in a dry run only.", saved.num_deferred, table.name, when,
+                "%d deferred gradients of table %r are applied %s, because its policy does not "
+                "defer gradients, or only in a dry run.", saved.num_deferred, table.name, when,
             )  # fmt: skip
         # Import them under a policy of a different kind than the final one. The change of policy
         # then applies them.

@@ -23,9 +23,7 @@ from slipstream_tf.checkpoint.array_file import CheckpointMismatchError
 
 # Results of `choose`: load a table with or without its slots.
 WHOLE, WITHOUT_SLOTS = "whole", "without slots"
-REMEDY = (
-    "or within slipstream_tf.checkpoint.tables_by_name(), which takes the tables that both have"
-)
+REMEDY = "or load only the matching tables within slipstream_tf.checkpoint.tables_by_name()"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,19 +94,19 @@ def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str
     for table in store.tables:
         found = by_name.pop(table.name, None)
         if found is None:
-            logging.warning("%s: table %r is not in it; it stays as it is.", place, table.name)
+            logging.warning("Table %r stays unchanged: %s does not have it.", table.name, place)
         elif found.dim != table.dim:
-            details = f"it was saved with dim={found.dim} and has dim={table.dim} here"
-            logging.warning("%s: table %r is not taken: %s.", place, table.name, details)
+            dims = f"has it with dim={found.dim} instead of dim={table.dim}"
+            logging.warning("Table %r stays unchanged: %s %s.", table.name, place, dims)
         elif found.rule != (rule := store.slot_layout(table.name).rule):
             taken[table.name] = WITHOUT_SLOTS
-            details = f"its slots, which start anew: they are of {found.rule}, not {rule}"
-            logging.warning("%s: table %r is taken without %s.", place, table.name, details)
+            rules = f"from scratch, because their update rule is {found.rule} instead of {rule}"
+            logging.warning("Loading table %r of %s. Its slots start %s.", table.name, place, rules)
         else:
             taken[table.name] = WHOLE
-            logging.info("%s: table %r is taken.", place, table.name)
+            logging.info("Loading table %r of %s.", table.name, place)
     for name in by_name:
-        logging.warning("%s: table %r is not taken: there is none here.", place, name)
+        logging.warning("Ignored table %r of %s: this program does not have it.", name, place)
     return taken
 
 
@@ -117,21 +115,24 @@ def _require_same(saved: Sequence[SavedAs], store: Any, place: str) -> None:
     here = {table.name: table for table in store.tables}
     problem, remedy = "", ""
     if set(by_name) != set(here):
-        problem = f"was saved with tables {sorted(by_name)}, but this program has {sorted(here)}"
+        problem = f"the checkpoint was saved with tables {sorted(by_name)}, but this program has "
+        problem += str(sorted(here))
         remedy = "the same tables"
     for name, table in here.items() if not problem else ():
         found, rule = by_name[name], store.slot_layout(name).rule
         if found.dim != table.dim:
             problem = f"was saved with dim={found.dim}, but this program has dim={table.dim}"
-            remedy = "tables of the same dimensions"
+            remedy = "tables with the same dimensions"
         elif None not in (found.rule, rule) and found.rule != rule:
             problem = f"was saved with the update rule {found.rule}, but this program uses {rule}"
-            remedy = "tables of the same rule, because slots of different rules differ"
+            remedy = "tables with the same update rules"
         if problem:
             problem = f"table {name!r} {problem}"
             break
     if problem:
-        raise CheckpointMismatchError(place, problem, f"Restore it into {remedy}, {REMEDY}.")
+        raise CheckpointMismatchError(
+            place, problem, f"Load it into a program with {remedy}, {REMEDY}."
+        )
 
 
 # A dictionary with only this key represents an array. The value is the name of the array.
@@ -234,13 +235,14 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
     """
     if _MANIFEST not in arrays:
         raise ValueError(
-            f"{place}: the saved state has no embedding tables (found {sorted(arrays)}). It was "
-            "saved by another kind of layer or the file is damaged."
+            f"{place}: the saved state has no embedding tables, but {sorted(arrays)}. Another kind "
+            "of layer saved it, or the file is damaged. Load a file of the same model."
         )
     manifest = json.loads(np.asarray(arrays[_MANIFEST]).astype(np.uint8).tobytes().decode())
     if manifest.get("format") != FORMAT:
         raise ValueError(
-            f"{place}: saved in format {manifest.get('format')!r}, this version reads {FORMAT}."
+            f"{place}: the saved state has format {manifest.get('format')!r}; this version reads "
+            f"format {FORMAT}. Load it with the version of slipstream_tf that saved it."
         )
     saved = [SavedAs(t["name"], t["dim"], t["layout"]) for t in manifest["tables"]]
     taken = choose(saved, store, place)
@@ -312,8 +314,8 @@ class StoreState(tf.train.experimental.PythonState):
             return
         if not string_value:
             raise ValueError(
-                f"{self._place}: the tables of this checkpoint are in files of their own. Restore "
-                "it with distributed.CheckpointManager, and give that the store."
+                f"{self._place}: this checkpoint has its tables in separate files. Restore it with "
+                "slipstream_tf.distributed.CheckpointManager(..., store=layer.store)."
             )
         restore_state(self._store, from_bytes(string_value, self._place), self._place)
         for listener in self._listeners:
@@ -336,7 +338,9 @@ def tree_from_bytes(content: bytes, place: str) -> Any:
     try:
         return unflatten(json.loads(arrays[_MANIFEST].tobytes().decode()), arrays)
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{place}: the checkpoint is damaged ({error}).") from error
+        raise ValueError(
+            f"{place}: the checkpoint is damaged ({error}). Restore another checkpoint."
+        ) from error
 
 
 def to_bytes(arrays: Mapping[str, Any]) -> bytes:
@@ -356,4 +360,6 @@ def from_bytes(content: bytes, place: str) -> dict[str, np.ndarray]:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return dict(arrays)
     except (zipfile.BadZipFile, OSError) as error:
-        raise ValueError(f"{place}: the checkpoint is damaged ({error}).") from error
+        raise ValueError(
+            f"{place}: the checkpoint is damaged ({error}). Restore another checkpoint."
+        ) from error

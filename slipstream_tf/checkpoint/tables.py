@@ -84,8 +84,9 @@ class SavedTable:
         rows = sum(_rows_of(file) for file in self._files)
         rows += sum(0 if saved is None else saved.rows for saved in self._spilled)
         if rows != entry["rows"]:
-            problem = f"and the files of other ranks have {rows} rows, but the manifest"
-            raise CheckpointError(self._paths[0], f"{problem} {entry['rows']}")
+            problem = f"the files of all ranks have {rows} rows of table {self.name!r}"
+            problem += f"; expected {entry['rows']} rows as in the manifest"
+            raise CheckpointError(self._paths[0], problem)
         groups, metas = [f.groups for f in self._files], [f.meta for f in self._files]
         self.world_size = len(self._files)
         # The ranks that wrote rows.
@@ -103,25 +104,24 @@ class SavedTable:
         found = []
         before = file.meta.get("before", [])
         if not isinstance(before, list) or not isinstance(file.meta.get("rows", 0), int):
-            details = f"goes on from {before!r} to {file.meta.get('rows')!r} rows"
-            raise CheckpointError(path, details)
+            details = f"`before` {before!r} and `rows` {file.meta.get('rows')!r}"
+            raise CheckpointError(path, f"the header has {details}; expected a list and an integer")
         for index, checkpoint in enumerate(before):
             earlier = name_before(path, index)
             found.append(ArrayFile(earlier, str(checkpoint)))
             require_rank(earlier, found[-1], rank)
             self._require_meta(earlier, found[-1])
             if "contents" not in found[-1].groups:
-                raise CheckpointError(earlier, "has no 'contents'")
+                raise CheckpointError(earlier, "group 'contents' is missing")
         return found
 
     def _require_meta(self, path: Path, file: ArrayFile) -> None:
         """Raises CheckpointError unless a file has this table's metadata and columns."""
         for name in META:
             if file.meta.get(name) != self._entry[name]:
-                details = (
-                    f"has {name} {file.meta.get(name)!r}, but the manifest {self._entry[name]!r}"
-                )
-                raise CheckpointError(path, details)
+                problem = f"the file has {name} {file.meta.get(name)!r}"
+                problem += f"; expected {self._entry[name]!r} as in the manifest"
+                raise CheckpointError(path, problem)
         for group in KINDS:
             self._require_columns(path, file, group)
 
@@ -129,14 +129,15 @@ class SavedTable:
         """Raises CheckpointError unless a group, if present, has columns of valid dtypes."""
         if group not in file.groups:
             if group == "pending":
-                raise CheckpointError(path, f"has no {group!r}")
+                raise CheckpointError(path, f"group {group!r} is missing")
             return
         widths, found = self._widths, file.groups[group].columns
         for name, kind in KINDS[group].items():
             shape = (widths[name],) if name in widths else ()
             columns = [np.dtype((one, shape)) for one in (kind, *_NARROW.get(name, ()))]
             if found.get(name, columns[0] if name in _OPTIONAL else None) not in columns:
-                problem = f"its {group!r} have {name!r} as {found.get(name)}, not {columns[0]}"
+                problem = f"column {name!r} of group {group!r} has dtype {found.get(name)}"
+                problem += f"; expected {columns[0]}"
                 raise CheckpointError(path, problem, offset=file.groups[group].offset)
 
     def _joined(self, group: str, blocks: Sequence[Arrays]) -> Arrays:
@@ -170,7 +171,7 @@ class SavedTable:
         twice = joined["keys"][1:] == joined["keys"][:-1]
         if twice.any():
             key = int(joined["keys"][1:][twice][0])
-            raise CheckpointError(self._paths[0], f"key {key} of table {self.name!r} comes twice")
+            raise CheckpointError(self._paths[0], f"table {self.name!r} has key {key} twice")
         joined.setdefault("last_used", np.empty(0, np.int64))
         return {**joined, "steps": self.steps}
 
@@ -251,8 +252,9 @@ class SavedTable:
                 decays = np.concatenate([file.read("decays")["counts"], decays])
                 newer = np.unique(np.concatenate(keys))
         if read != _rows_of(self._files[rank]):
-            details = f"has {read} rows with those before, but says {_rows_of(self._files[rank])}"
-            raise CheckpointError(self._paths[rank], details)
+            problem = f"the file and the earlier files have {read} rows"
+            problem += f"; expected {_rows_of(self._files[rank])} rows as in its header"
+            raise CheckpointError(self._paths[rank], problem)
 
     def lookup_steps(self, rank: int) -> int:
         """Returns the number of lookups of a saved rank that wrote rows."""
@@ -370,7 +372,7 @@ def require_rank(path: Path, file: ArrayFile, rank: int) -> None:
     """Raises CheckpointError if another rank wrote a file."""
     found = file.meta.get("rank")
     if found != rank:
-        raise CheckpointError(path, f"is a file of rank {found}, not {rank}")
+        raise CheckpointError(path, f"the file belongs to rank {found}; expected rank {rank}")
 
 
 def on_ranks(deferred: Arrays, ranks: int) -> Arrays:

@@ -200,7 +200,7 @@ def read_engines(
             if rank == 0 and file.meta["learning_rate"] is not None:
                 rates = {name: file.meta.get(name) for name in ("learning_rate", "followed_rate")}
         except KeyError as error:
-            raise CheckpointError(path, f"has no {error}") from error
+            raise CheckpointError(path, f"entry {error} is missing") from error
         if state is not None:
             states.append(state)
     return rates, states
@@ -216,15 +216,17 @@ def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
             seen, deadline = now, time.monotonic() + _PATIENCE_SECONDS
         if time.monotonic() > deadline:
             raise RuntimeError(
-                f"Rank {rank} did not write its part of a checkpoint: it gave no sign of life in "
-                f"{folder} for {_PATIENCE_SECONDS:g} seconds. It has ended, or does not see this "
-                "folder. The checkpoints before are as they were; start the job again from them."
+                f"Rank {rank} did not write its part of a checkpoint: {folder} did not change for "
+                f"{_PATIENCE_SECONDS:g} seconds. The rank has ended or does not see this folder. "
+                "Earlier checkpoints are unchanged. Restart the job to resume from the newest "
+                "checkpoint."
             )
         time.sleep(_PAUSE_SECONDS)
     note = json.loads(path.read_text(encoding="utf-8"))
     if "error" in note or note["checkpoint"] != checkpoint:
-        reason = note.get("error", "its files are of another checkpoint")
-        raise RuntimeError(f"Rank {rank} could not write its part of a checkpoint: {reason}")
+        other = "its files belong to another checkpoint. Run only one job per directory."
+        part, reason = f"its part of a checkpoint in {folder}", note.get("error", other)
+        raise RuntimeError(f"Rank {rank} could not write {part}: {reason}")
     return dict(note)
 
 

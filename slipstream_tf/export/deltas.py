@@ -100,7 +100,7 @@ def _write(model: Any, now: list[ExportedTable], path: str | os.PathLike[str], s
     before = _rows_of(since)
     here, there = ([(t.name, t.config.dim) for t in tables] for tables in (now, before))
     if here != there:
-        raise invalid("since", there, "a delta", f"of the same tables (name, dim): {here}")
+        raise invalid("since", there, "a delta", f"tables (name, dim) as in the model: {here}")
     weights = None if model is layers_of(model)[0] else weights_of(model)
 
     def write(folder: Path) -> None:
@@ -125,11 +125,11 @@ def _rows_of(since: Any) -> list[ExportedTable]:
     if isinstance(since, Token):
         return list(since.tables)
     if isinstance(since, (str, os.PathLike)):
-        _require_unrounded("since", rows.read_manifest(Path(since)), since)
+        _require_unrounded("since", rows.read_manifest(Path(since), argument="since"), since)
         return rows.read_rows(Path(since))
     allowed = (
-        "the folder of an export, or a token of slip.export.token (a step is not enough: tables "
-        "keep no step per row)"
+        "the folder of a SavedModel from slip.export.saved_model, or a token from "
+        "slip.export.token. A step does not suffice, because tables do not store a step per row"
     )
     raise invalid("since", since, "a delta", allowed)
 
@@ -171,8 +171,9 @@ def apply_delta(
             unchanged in these cases.
     """
     source, folder = Path(saved_model_path), Path(delta_path)
-    target = source if output is None else rows.require_new(output, "apply_delta")
-    saved, found = rows.read_manifest(source), rows.read_manifest(folder, _MANIFEST)
+    target = source if output is None else rows.require_new(output, "apply_delta", "output")
+    saved = rows.read_manifest(source, argument="saved_model_path")
+    found = rows.read_manifest(folder, _MANIFEST, "delta_path")
     _require_unrounded("saved_model_path", saved, source)
     _require_fit(saved, found, folder)
     tables = []
@@ -182,7 +183,7 @@ def apply_delta(
         by = read_changes(folder / f"table_{index}.parquet", table.config.dim)
         updated = changed(table, by, entry["step"])
         if updated.digest != entry["digest"]:
-            allowed = "an undamaged SavedModel and delta, whose rows give the digest in the delta"
+            allowed = "rows with the digest in the delta. Copy the SavedModel and the delta again"
             raise invalid("delta_path", str(folder), f"table {table.name!r}", allowed)
         tables.append(updated)
     weights = _read_weights(folder, found)
@@ -202,8 +203,8 @@ def _require_unrounded(argument: str, manifest: Mapping[str, Any], path: Any) ->
     for entry in manifest["tables"]:
         dtype, own = entry.get("rows_dtype"), Table.from_config(entry["config"]).storage.dtype
         if dtype not in (None, own):
-            place = f"rows of table {entry['name']!r} as {dtype}"
-            allowed = "a SavedModel whose rows were not rounded: one without rows_dtype"
+            place = f"table {entry['name']!r} with rows of dtype {dtype}"
+            allowed = f"unrounded rows of dtype {own}. Export the SavedModel without rows_dtype"
             raise invalid(argument, os.fspath(path), place, allowed)
 
 
@@ -215,19 +216,20 @@ def _require_fit(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Pat
     """
     here, there = ([t["name"] for t in m["tables"]] for m in (saved, found))
     if here != there:
-        raise invalid("delta_path", str(folder), f"tables {there}", f"a delta of tables {here}")
+        raise invalid("delta_path", str(folder), f"tables {there}", f"a delta of the tables {here}")
     for table, change in zip(saved["tables"], found["tables"], strict=True):
         if table["digest"] != change["since"]["digest"]:
-            place = f"table {table['name']!r} as of step {table['step']}"
+            place = f"table {table['name']!r} at step {table['step']} of the SavedModel"
             allowed = (
-                f"a delta since that state (this one is since step {change['since']['step']}: "
-                "apply the deltas before it first)"
+                "a delta since this state of the table, but the delta is since step "
+                f"{change['since']['step']}. Apply all deltas in order, and each delta once"
             )
             raise invalid("delta_path", str(folder), place, allowed)
     if "weights" in found:
         shapes, others = ([(w["shape"], w["dtype"]) for w in m["weights"]] for m in (saved, found))
         if shapes != others:
-            raise invalid("delta_path", str(folder), f"weights {others}", f"weights {shapes}")
+            allowed = f"the weights of the SavedModel: {shapes}. Export the model again"
+            raise invalid("delta_path", str(folder), f"weights {others}", allowed)
 
 
 def _read_weights(folder: Path, manifest: Mapping[str, Any]) -> list[np.ndarray] | None:
@@ -237,12 +239,14 @@ def _read_weights(folder: Path, manifest: Mapping[str, Any]) -> list[np.ndarray]
         with np.load(folder / _WEIGHTS, allow_pickle=False) as arrays:
             values = [arrays[str(index)] for index in range(len(manifest["weights"]))]
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        allowed = f"a delta with a whole {_WEIGHTS}"
-        raise invalid("delta_path", str(folder), str(error), allowed) from error
+        place = f"a delta with an unreadable {_WEIGHTS} ({error})"
+        allowed = "a complete folder from slip.export.delta. Copy the delta again"
+        raise invalid("delta_path", str(folder), place, allowed) from error
     for index, entry in enumerate(manifest["weights"]):
         if list(values[index].shape) != entry["shape"]:
-            allowed = f"shape {entry['shape']} for weight {entry['name']!r}"
-            raise invalid("delta_path", str(folder), f"shape {list(values[index].shape)}", allowed)
+            place = f"weight {entry['name']!r} with shape {list(values[index].shape)}"
+            allowed = f"shape {entry['shape']}. Copy the delta again"
+            raise invalid("delta_path", str(folder), place, allowed)
         if values[index].dtype.kind == "V":  # NumPy files store bfloat16 as raw bytes.
             values[index] = values[index].view(tf.as_dtype(entry["dtype"]).as_numpy_dtype)
     return values
@@ -332,7 +336,10 @@ def read_changes(path: Path, dim: int) -> TableDelta:
     Raises:
         ValueError: If the file is missing or damaged, or its rows do not have length `dim`.
     """
-    allowed = f"a Parquet file of key int64, row list<float> of {dim} and step int64"
+    allowed = (
+        f"a Parquet file with columns key (int64), row (list<float> with {dim} values) and step "
+        "(int64). Copy the delta again"
+    )
     keys, rows, removed = [], [np.empty((0, dim), np.float32)], []
     try:
         with pq.ParquetFile(path) as file:
@@ -342,13 +349,13 @@ def read_changes(path: Path, dim: int) -> TableDelta:
                 values = np.asarray(column.flatten(), np.float32)
                 lengths = column.value_lengths().drop_null()
                 if any(length != dim for length in lengths.unique().to_pylist()):
-                    raise ValueError(f"rows of {lengths.unique().to_pylist()} values")
+                    raise ValueError(f"its rows have {lengths.unique().to_pylist()} values")
                 batch_keys = np.asarray(batch.column("key"), np.int64)
                 keys.append(batch_keys[is_present])
                 rows.append(values.reshape(-1, dim))
                 removed.append(batch_keys[~is_present])
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise invalid("path", str(path), f"a delta ({error})", allowed) from error
+        raise invalid("delta_path", str(path), f"an unreadable delta ({error})", allowed) from error
     none = np.empty(0, np.int64)
     return TableDelta(
         np.concatenate([none, *keys]), np.concatenate(rows), np.concatenate([none, *removed])

@@ -105,7 +105,7 @@ def layers_of(model: Any) -> list[Any]:
     Raises:
         ValueError: If there are no such layers.
     """
-    allowed = "a Keras model with a slipstream_tf.keras.EmbeddingCollection, or such a layer"
+    allowed = "a slipstream_tf.keras.EmbeddingCollection, or a Keras model with such a layer"
     try:
         parts = _compat.layers_in(model)
     except TypeError as error:
@@ -145,7 +145,8 @@ def table_names(layers: list[Any]) -> list[tuple[Any, Table, str]]:
     ]
     twice = [name for name, count in Counter(n for _, _, n in named).items() if count > 1]
     if twice:
-        raise invalid("tables", twice, "an export", "layers of different names, or other tables")
+        allowed = "different names of the layers and tables. Rename a layer or a table"
+        raise invalid("model", twice, "tables of an export", allowed)
     return named
 
 
@@ -171,7 +172,7 @@ def collect(model: Any, keys: Mapping[str, Any] | None) -> list[ExportedTable] |
     wanted = {name: _wanted(name, some) for name, some in (keys or {}).items()}
     unknown = sorted(set(wanted) - {name for _, _, name in named})
     if unknown:
-        allowed = "tables " + ", ".join(repr(name) for _, _, name in named)
+        allowed = "names of the model's tables: " + ", ".join(repr(name) for _, _, name in named)
         raise invalid("keys", unknown, "an export", allowed)
     for layer in layers_of(model):
         layer.store.flush()
@@ -193,8 +194,9 @@ def collect(model: Any, keys: Mapping[str, Any] | None) -> list[ExportedTable] |
 def _wanted(table: str, keys: Any) -> np.ndarray:
     keys = np.asarray(keys)
     if keys.ndim != 1 or (keys.size and keys.dtype.kind not in "iu"):
-        place = f"table {table!r} of an export"
-        raise invalid("keys", f"{keys.dtype} {list(keys.shape)}", place, "integers of shape [n]")
+        value = f"{keys.dtype} array of shape {list(keys.shape)}"
+        allowed = "an array of integers of shape [n]"
+        raise invalid("keys", value, f"table {table!r} of an export", allowed)
     return np.unique(keys.astype(np.int64))
 
 
@@ -293,12 +295,13 @@ def write_manifest(path: Path, manifest: Mapping[str, Any], file: Path = _MANIFE
     (path / file).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
+def read_manifest(path: Path, file: Path = _MANIFEST, argument: str = "path") -> dict[str, Any]:
     """Reads the manifest of an export.
 
     Args:
         path: Folder of a SavedModel or a delta.
         file: Path of the manifest, relative to the folder.
+        argument: Name of the argument that gave the path, for errors.
 
     Returns:
         The manifest, as from `manifest_of`.
@@ -310,9 +313,12 @@ def read_manifest(path: Path, file: Path = _MANIFEST) -> dict[str, Any]:
     try:
         manifest = json.loads((path / file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise invalid("path", str(path), f"an export without {file} ({error})", allowed) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise invalid("path", str(path), f"an export of a format other than {FORMAT}", allowed)
+        place = f"an export without a readable {file} ({error})"
+        raise invalid(argument, str(path), place, allowed) from error
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        allowed = f"format {FORMAT}. Export the model again with this version of slipstream_tf"
+        raise invalid(argument, str(path), f"an export of format {found!r}", allowed)
     return manifest
 
 
@@ -382,20 +388,21 @@ def _name(*parts: Any) -> str:
     return "/".join([*map(str, parts), _VALUE])
 
 
-def require_new(path: str | os.PathLike[str], what: str) -> Path:
+def require_new(path: str | os.PathLike[str], what: str, argument: str = "path") -> Path:
     """Returns the path if a new folder can be written there.
 
     Args:
         path: The path to check.
         what: Name of the calling function, for the error.
+        argument: Name of the argument that gave the path, for the error.
 
     Raises:
         ValueError: If the path is a file or a folder that is not empty.
     """
     target = Path(path)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        allowed = "a folder that is not there yet, or is empty"
-        raise invalid("path", str(path), what, allowed)
+        allowed = "a new or empty folder"
+        raise invalid(argument, str(path), what, allowed)
     return target
 
 

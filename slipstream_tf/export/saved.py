@@ -17,8 +17,8 @@ from slipstream_tf.export import rows
 from slipstream_tf.export.serving import ServedTable, ServingStore
 
 _ALLOWED = (
-    "for a model of no known inputs: specs (tf.TensorSpec, tf.RaggedTensorSpec) or a batch of "
-    "inputs, nested as the model takes them"
+    "specs (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec) or an example batch, nested "
+    "like the inputs of the model"
 )
 
 # Name suffixes of a composite input's component tensors, in TensorFlow's order.
@@ -168,10 +168,10 @@ def _refuse_own_ops(traced: Any) -> None:
     own = sorted({node.op for node in [*graph.node, *nodes] if node.op.startswith("Slipstream")})
     if own:
         allowed = (
-            "a model whose call is no tf.function of its own (a graph that was traced in training "
-            "keeps its ops): decorate the training step instead"
+            "a model with a `call` that is not a tf.function, because a graph from training keeps "
+            "the ops of slipstream_tf. Decorate the training step with tf.function instead"
         )
-        raise invalid("model", own, "a SavedModel with ops of slipstream_tf", allowed)
+        raise invalid("model", own, "the ops of a SavedModel", allowed)
 
 
 def _track_rest(root: Any, model: Any, traced: Any) -> None:
@@ -216,7 +216,8 @@ def resolve(model: Any, signature: Any) -> Any:
         if signature is None and len(getattr(model, "inputs", ())) == 1:
             (signature,) = model.inputs  # Sequential models provide only `inputs`.
         if signature is None:
-            raise invalid("signature", None, f"model {getattr(model, 'name', model)!r}", _ALLOWED)
+            place = f"model {getattr(model, 'name', model)!r}, which does not define its inputs"
+            raise invalid("signature", None, place, _ALLOWED)
     return tf.nest.map_structure(_spec, signature)
 
 
@@ -275,8 +276,11 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
         for suffix, tensor in zip(_SUFFIXES.get(type(spec), ("",)), tensors, strict=True):
             part = f"{name}{suffix}"
             if part in flat:
-                allowed = "inputs whose names differ in letters, digits and '_'"
-                raise invalid("signature", part, "an exported model", allowed)
+                allowed = (
+                    "different input names. Characters other than letters and digits are replaced "
+                    "by '_', and the names of nested inputs are joined by '_'"
+                )
+                raise invalid("signature", part, "two inputs of an exported model", allowed)
             flat[part] = tf.TensorSpec(tensor.shape, tensor.dtype, name=part)
     return flat
 

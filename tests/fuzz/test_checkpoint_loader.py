@@ -35,7 +35,7 @@ CASES = {"native": 120, "replicated": 40, "sharded": 50}
 SHARE = 0.5 / len(CASES)
 MAX_BYTES = 32 << 20
 NAME = r"checkpoint-\d{6,}"
-RAISED = re.compile(r"No checkpoint is whole: |Rank \d+ could not read ")
+RAISED = re.compile(r"All checkpoints in .* are incomplete or damaged\. |Rank \d+ could not read ")
 
 Digest = list[dict[str, str]]
 

@@ -189,7 +189,7 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("--output={out}",), 2, ("argument DATA",)),
         (("{data}",), 2, ("--output",)),
         (("{data}", "--output={out}", "--format=tsv"), 2, ("--format=tsv", "criteo, avazu")),
-        (("{data}", "--output={out}", "--schema={data}"), 2, ("--schema", "not JSON")),
+        (("{data}", "--output={out}", "--schema={data}"), 2, ("--schema", "not valid JSON")),
         (("{out}/none", "--output={out}"), 2, ("none", "DATA")),
         (("{data}", "--output={out}", "--format=csv"), 2, ("needs a schema",)),
         (("{data}", "--output={out}", "--hot_set_memory=10"), 2, ("--hot_set_memory", "64")),

@@ -11,9 +11,9 @@ import pytest
 slow = pytest.mark.slow
 DISAGREEMENTS = {
     "tables": "ValueError: Invalid settings of an embedding store on rank 1: tables[1].dim is 5, "
-    "but on rank 0 4. Expected the same settings on all ranks.",
+    "but it is 4 on rank 0. Expected the same settings on all ranks.",
     "settings": "ValueError: Invalid settings of Slipstream on rank 1: window.config.steps is 20, "
-    "but on rank 0 10. Expected the same settings on all ranks.",
+    "but it is 10 on rank 0. Expected the same settings on all ranks.",
     "rows": "DivergenceError: Window 3: the saturated keys or T of rank(s) 1 differ from those of "
     "rank 0",
 }

@@ -147,7 +147,7 @@ def test_without_a_place_or_a_launcher_it_ends(
 ) -> None:
     launcher.places = ["-1,-1,-1,-1,-1,-1"]
     assert agent.Agent(command(tmp_path, [agent.AGAIN]), environment).run() == 1
-    assert "has no place for this process" in capfd.readouterr().err
+    assert "has no rank for this process" in capfd.readouterr().err
     (tmp_path / "started").unlink()
     launcher.server_close()
     launcher.shutdown()
@@ -165,7 +165,7 @@ def test_starts_that_save_nothing_come_to_an_end(
     codes = [agent.AGAIN_WITHOUT_COMMIT] * 5 + [agent.AGAIN] + [agent.AGAIN_WITHOUT_COMMIT] * 11
     assert agent.Agent(command(tmp_path, codes), environment).run() == 1
     assert len(started(tmp_path)) == 17
-    assert "11 starts in a row have saved nothing" in capfd.readouterr().err
+    assert "The command ended 11 times in a row without a commit" in capfd.readouterr().err
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends children so")

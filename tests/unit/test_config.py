@@ -181,7 +181,7 @@ def test_planned_steps_of_a_window_go_first():
     ],
 )
 def test_bad_rules_and_initializers_are_refused(build):
-    with pytest.raises(ValueError, match="Allowed"):
+    with pytest.raises(ValueError, match="Expected"):
         build()
 
 

@@ -88,9 +88,9 @@ def test_a_capacity_beyond_all_memory_is_refused_with_the_arithmetic() -> None:
         NativeStore([table], slip.optimizers.Adagrad(0.1))
     for part in (
         "`capacity`: 100000000 for table 'user'",
-        "100000000 rows x (64 values + 64 slots + 20 index + 8 last use) bytes = 14.5 GiB",
+        "(100000000 rows x (64 values + 64 slots + 20 index + 8 last use) bytes) is 14.5 GiB",
         "the machine has 8.0 GiB",
-        "Expected up to 55063",
+        "Expected at most 55063",
     ):
         assert part in str(raised.value)
 
@@ -115,7 +115,7 @@ def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyP
     NativeStore(
         [slip.Table("a", dim=16, retention=slip.Retention(30000000))], slip.optimizers.Adagrad(0.1)
     )
-    assert len(warned) == 1 and "of which 2.0 GiB are left now" in warned[0]
+    assert len(warned) == 1 and "the machine has 2.0 GiB available now" in warned[0]
 
 
 @pytest.mark.usefixtures("small")
@@ -129,7 +129,7 @@ def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyP
 )
 def test_budgets_of_the_engine(name: str, settings: dict[str, Any]) -> None:
     layer = EmbeddingCollection([slip.Table("user", dim=4)], slip.optimizers.SGD(0.1))
-    with pytest.raises(ValueError, match=r"9\.0 GiB; the machine has 8\.0 GiB") as raised:
+    with pytest.raises(ValueError, match=r"is 9\.0 GiB, and the machine has 8\.0 GiB") as raised:
         slip.Slipstream(layer, **settings)
     assert name in str(raised.value)
 

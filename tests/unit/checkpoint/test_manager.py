@@ -104,21 +104,33 @@ def edit(path: Path, **entries: Any) -> None:
 
 
 DAMAGES = {
-    "file missing": (lambda p: (p / DATA).unlink(), f"{DATA}: is missing"),
+    "file missing": (lambda p: (p / DATA).unlink(), f"{DATA}: the file is missing"),
     "file cut short": (
         lambda p: truncate(p / DATA),
-        f"{DATA}, offset 492: has 492 bytes, not 496",
+        f"{DATA}, offset 492: the file has 492 bytes; expected 496",
     ),
-    "bit flipped": (lambda p: flip(p / DATA), f"{DATA}: has another checksum"),
-    "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json: is missing"),
-    "torn manifest": (lambda p: truncate(p / "manifest.json"), "manifest.json: is damaged"),
-    "no object": (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json: is damaged"),
-    "no step": (lambda p: edit(p / "manifest.json", step=None), "manifest.json: is damaged"),
-    "no files": (lambda p: edit(p / "manifest.json", files=[]), "manifest.json: is damaged"),
-    "empty": (lambda p: [shutil.rmtree(p), p.mkdir()], "manifest.json: is missing"),
+    "bit flipped": (lambda p: flip(p / DATA), f"{DATA}: the file does not match its checksum"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json: the file is missing"),
+    "torn manifest": (
+        lambda p: truncate(p / "manifest.json"),
+        "manifest.json: the manifest is damaged",
+    ),
+    "no object": (
+        lambda p: (p / "manifest.json").write_text("[]"),
+        "manifest.json: the manifest is damaged",
+    ),
+    "no step": (
+        lambda p: edit(p / "manifest.json", step=None),
+        "manifest.json: the manifest has `step` None",
+    ),
+    "no files": (
+        lambda p: edit(p / "manifest.json", files=[]),
+        "manifest.json: the manifest has `files` []",
+    ),
+    "empty": (lambda p: [shutil.rmtree(p), p.mkdir()], "manifest.json: the file is missing"),
     "a way out": (
         lambda p: edit(p / "manifest.json", files={"../x": {"bytes": 1}}),
-        "names '../x'; expected files in folders",
+        "lists '../x'; expected files in folders",
     ),
 }
 
@@ -152,7 +164,7 @@ def test_none_whole_is_an_error_that_names_all(tmp_path: Path) -> None:
     flip(paths[0] / DATA)
     (paths[1] / DATA).unlink()
     variable, checkpoints = job(tmp_path, 7.0)
-    with pytest.raises(RuntimeError, match="No checkpoint is whole") as raised:
+    with pytest.raises(RuntimeError, match=r"are incomplete or damaged\. Error of rank") as raised:
         checkpoints.restore()
     for path in paths:
         assert str(path) in str(raised.value)
@@ -190,7 +202,7 @@ def test_a_failed_write_leaves_the_last_one(
 def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     other = tf.train.Checkpoint(other=tf.Variable(0.0))
-    with pytest.raises(ValueError, match=r"other variables, .* optimizer\.build"):
+    with pytest.raises(ValueError, match=r"it has other variables, .* optimizer\.build"):
         CheckpointManager(tmp_path, other, SingleProcess(), None).restore()
 
 
@@ -199,7 +211,7 @@ def test_another_version_is_no_damage(tmp_path: Path) -> None:
     paths = saved(tmp_path, 2)
     edit(paths[-1] / "manifest.json", format=6)
     variable, checkpoints = job(tmp_path, 7.0)
-    message = "its format is 6, this version reads 5. Restore it with the"
+    message = "manifest has format 6; this version reads format 5. Restore the checkpoint with the"
     with pytest.raises(CheckpointMismatchError, match=message):
         checkpoints.restore()
     assert variable[0] == 7.0

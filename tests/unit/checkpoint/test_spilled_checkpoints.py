@@ -157,7 +157,9 @@ def test_damage_is_found_before_the_store_is_touched(tmp_path: Path) -> None:
     assert_same(back, whole)
     for path in files_of(first).values():
         path.unlink()
-    with pytest.raises(RuntimeError, match=r"No checkpoint is whole: .*-rows-.* is missing"):
+    with pytest.raises(
+        RuntimeError, match=r"are incomplete or damaged\. .*-rows-.*: the file is missing"
+    ):
         checkpoints(tmp_path / "saved", back).restore()
     assert_same(back, whole)
 

@@ -256,7 +256,9 @@ def test_variables_take_rows_of_sok(tmp_path: Path) -> None:
 def test_keys_that_sok_uses_itself_are_refused(key: int, tmp_path: Path) -> None:
     manifest = save(tmp_path / "a", [native([3, key, 8])], "replicated")
     store = InSok(0, 1).fill([1])
-    with pytest.raises(CheckpointMismatchError, match=f"has key {key}, one of .* into a native"):
+    with pytest.raises(
+        CheckpointMismatchError, match=f"has key {key}, but SOK reserves .* into a native"
+    ):
         restore(tmp_path / "a", manifest, [store], "spread")
     assert store.contents["keys"].tolist() == [1]
 

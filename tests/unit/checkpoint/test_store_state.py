@@ -58,11 +58,12 @@ def check(store: NativeStore, before: dict[str, Any], saved: NativeStore) -> Non
 
 
 LOG = [
-    "'same' is taken.",
-    "'other_rule' is taken without its slots, which start anew: they are of SGD, not Adagrad.",
-    "'added' is not in it; it stays as it is.",
-    "'wider' is not taken: it was saved with dim=2 and has dim=3 here.",
-    "'removed' is not taken: there is none here.",
+    "Loading table 'same' of ",
+    "Loading table 'other_rule' of ",
+    "Its slots start from scratch, because their update rule is SGD instead of Adagrad.",
+    "Table 'added' stays unchanged: ",
+    "has it with dim=2 instead of dim=3.",
+    "Ignored table 'removed' of ",
 ]
 
 

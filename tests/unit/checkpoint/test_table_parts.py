@@ -198,7 +198,7 @@ def test_a_file_of_another_table_is_refused(tmp_path):
             part.write(folder.parent / file_name(0, index), str(number), 0)
         before = written(parts, folder, str(number))
     name_before(folder / "table-001", 0).rename(name_before(folder / "table-000", 0))
-    with pytest.raises(CheckpointError, match=r"table-000-before-0.*has name 'b'"):
+    with pytest.raises(CheckpointError, match=r"table-000-before-0.*has name 'b'; expected 'a'"):
         SavedTable([folder / "table-000"], "1", parts[0].entry())
 
 
@@ -226,5 +226,5 @@ def test_rows_that_do_not_add_up_are_an_error(tmp_path):
     (part,) = saved.parts[-1:]
     object.__setattr__(part, "rows", 99)
     part.write(saved.newest, "2", 0)
-    with pytest.raises(CheckpointError, match="has 100 rows with those before, but says 99"):
+    with pytest.raises(CheckpointError, match="earlier files have 100 rows; expected 99 rows"):
         saved.read().contents()

@@ -40,7 +40,7 @@ def test_a_rank_that_died_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     staging.mkdir()
     note(staging, 0)
     (staging / "rank-1").mkdir()
-    with pytest.raises(RuntimeError, match=r"Rank 1 did not write .* no sign of life in .*rank-1"):
+    with pytest.raises(RuntimeError, match=r"Rank 1 did not write .*rank-1 did not change for"):
         writing.finish_with_all(tmp_path, "checkpoint-000001", manifest(2), 3)
     assert not (tmp_path / "checkpoint-000001").exists()
 

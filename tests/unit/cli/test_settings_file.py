@@ -113,7 +113,7 @@ def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
         ({"batch_norm": 1}, "Invalid value 1 of 'batch_norm'.*Expected true or false"),
         ({"policies": ["inputs"]}, r"Invalid value \['inputs'\] of 'policies'.*skip_examples"),
         ([1], r"Invalid flag --settings=.*: \[1\]\. Expected a JSON object"),
-        ("{", "Invalid flag --settings=.*not JSON"),
+        ("{", "Invalid flag --settings=.*not valid JSON"),
     ],
 )
 def test_errors_name_file_name_value_and_what_is_allowed(settled, content, message):

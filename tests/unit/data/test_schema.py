@@ -64,7 +64,11 @@ def test_mistakes_are_named(change, named):
 
 def test_a_file_that_is_no_schema_is_named(tmp_path):
     path = tmp_path / "schema.json"
-    for content, named in (("{", "not JSON"), ("[]", "an object"), ('{"keys": ["a"]}', "label")):
+    for content, named in (
+        ("{", "not valid JSON"),
+        ("[]", "an object"),
+        ('{"keys": ["a"]}', "label"),
+    ):
         path.write_text(content)
         with pytest.raises(ValueError, match=named) as raised:
             read_schema(path)

@@ -29,11 +29,15 @@ def test_the_same_settings_pass_tuples_as_lists(run_as_ranks):
 @pytest.mark.parametrize(
     "one, other, message",
     [
-        ({"a": 1}, {"a": 2}, "rank 2: a is 2, but on rank 0 1"),
-        ({"a": [{"b": 1}, {"b": 2}]}, {"a": [{"b": 1}, {"b": 30}]}, r"a\[1\]\.b is 30, .* 0 2"),
-        ({"a": [1]}, {"a": [1, 2]}, r"a is \[1, 2\], but on rank 0 \[1\]"),
-        ({"a": 1}, {"b": 1}, r"it is \{'b': 1\}, but on rank 0 \{'a': 1\}"),
-        ({"a": None}, {"a": "none"}, "a is 'none', but on rank 0 None"),
+        ({"a": 1}, {"a": 2}, "rank 2: a is 2, but it is 1 on rank 0"),
+        (
+            {"a": [{"b": 1}, {"b": 2}]},
+            {"a": [{"b": 1}, {"b": 30}]},
+            r"a\[1\]\.b is 30, but it is 2 on rank 0",
+        ),
+        ({"a": [1]}, {"a": [1, 2]}, r"a is \[1, 2\], but it is \[1\] on"),
+        ({"a": 1}, {"b": 1}, r"the value is \{'b': 1\}, but it is \{'a': 1\} on"),
+        ({"a": None}, {"a": "none"}, "a is 'none', but it is None on"),
     ],
 )
 def test_every_rank_is_told_who_differs_and_in_what(run_as_ranks, one, other, message):
@@ -95,20 +99,26 @@ def test_a_key_that_one_rank_alone_has_met(run_as_ranks):
 
     assert run(run_as_ranks, 2, with_initial_row) == [""] * 2
     errors = run(run_as_ranks, 2, lambda rank: make([5, 77] if rank else [5]))
-    assert "on rank 1: it differs in the row of 1 keys, e.g. 77" in errors[0]
+    assert "on rank 1: the rows of 1 keys differ from rank 0, for example of key 77" in errors[0]
 
 
 @pytest.mark.parametrize(
     "make_changed, message",
     [
-        (lambda: change(make([5, 9]), "rows", (1, 2), 0.0), "the row of 1 keys, e.g. 9"),
-        (lambda: change(make([5, 9]), "slots", (0, 1), 9.0), "the slots of 1 keys, e.g. 5"),
-        (lambda: make([5, 9], updates=6), "it had 6 updates, but on rank 0 4"),
-        (lambda: make([5]), "the row of 1 keys, e.g. 9"),
+        (
+            lambda: change(make([5, 9]), "rows", (1, 2), 0.0),
+            "the rows of 1 keys differ from rank 0, for example of key 9",
+        ),
+        (
+            lambda: change(make([5, 9]), "slots", (0, 1), 9.0),
+            "the slots of 1 keys differ from rank 0, for example of key 5",
+        ),
+        (lambda: make([5, 9], updates=6), "it had 6 updates, but 4 on rank 0"),
+        (lambda: make([5]), "the rows of 1 keys differ from rank 0, for example of key 9"),
     ],
 )
 def test_every_rank_names_rank_and_table(run_as_ranks, make_changed, message):
     errors = run(run_as_ranks, 3, lambda rank: make_changed() if rank == 2 else make([5, 9]))
     assert len(set(errors)) == 1
     assert "rows of table 'b' on rank 2" in errors[0] and message in errors[0], errors[0]
-    assert "load the same rows on each" in errors[0]
+    assert "Load the same rows on all ranks" in errors[0]

@@ -342,7 +342,9 @@ def test_a_damaged_file_leaves_the_store_alone(where: str, how: str, tmp_path: P
     job = Job(SingleProcess(), "native", tmp_path)
     job.train(0, 3)
     before = job.found()
-    with pytest.raises(RuntimeError, match=f"No checkpoint is whole: .*{where}.* Restore another"):
+    with pytest.raises(
+        RuntimeError, match=f"are incomplete or damaged. .*{where}.* Restore another"
+    ):
         job.checkpoints.restore()
     after = job.found()
     for table in ("a", "b"):
@@ -369,10 +371,26 @@ def edit(folder: Path, change: Callable[[Any], Any]) -> None:
 
 
 EDITS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Any], str]] = {
-    "tables": (lambda folder: exchange(folder, "table-000"), id, "table-000: is a file of rank 1"),
-    "engines": (lambda folder: exchange(folder, "engine"), id, "engine: is a file of rank 1"),
-    "rows": (id, lambda v: v["tables"][1].update(rows=1), r"have \d+ rows, but the manifest 1"),
-    "placement": (id, lambda v: v.update(placement="replicated"), "is replicated, but its files"),
+    "tables": (
+        lambda folder: exchange(folder, "table-000"),
+        id,
+        "table-000: the file belongs to rank 1",
+    ),
+    "engines": (
+        lambda folder: exchange(folder, "engine"),
+        id,
+        "engine: the file belongs to rank 1",
+    ),
+    "rows": (
+        id,
+        lambda v: v["tables"][1].update(rows=1),
+        r"have \d+ rows of table .*; expected 1 rows as in the",
+    ),
+    "placement": (
+        id,
+        lambda v: v.update(placement="replicated"),
+        "is replicated in the manifest, but its files",
+    ),
 }
 
 
@@ -382,7 +400,7 @@ def test_files_of_other_ranks_and_a_manifest_of_other_files(what: str, tmp_path:
     change_files, change, message = EDITS[what]
     change_files(tmp_path / "checkpoint-000001")
     edit(tmp_path / "checkpoint-000001", change)
-    with pytest.raises(RuntimeError, match=f"No checkpoint is whole: .*{message}"):
+    with pytest.raises(RuntimeError, match=f"are incomplete or damaged. .*{message}"):
         start(2, "sharded", tmp_path, 10, 11, saves=False)
 
 
