@@ -80,7 +80,7 @@ def require_room(argument: str, value: int, nbytes: int, sum_up: str, place: str
         raise invalid(argument, value, place, allowed + gib(memory.total))
     logging.warning(
         "`%s` of %s may exceed the memory: %s, and %s has %s available now. Reduce the value "
-        "or free memory if training uses all of it.",
+        "or free memory if training needs this memory.",
         *(argument, place, required, memory.owner, gib(memory.available)),
     )
 

@@ -216,7 +216,8 @@ def _require_fit(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Pat
     """
     here, there = ([t["name"] for t in m["tables"]] for m in (saved, found))
     if here != there:
-        raise invalid("delta_path", str(folder), f"tables {there}", f"a delta of the tables {here}")
+        allowed = f"a delta of the tables {here} of the SavedModel"
+        raise invalid("delta_path", str(folder), f"tables {there}", allowed)
     for table, change in zip(saved["tables"], found["tables"], strict=True):
         if table["digest"] != change["since"]["digest"]:
             place = f"table {table['name']!r} at step {table['step']} of the SavedModel"
@@ -229,7 +230,8 @@ def _require_fit(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Pat
         shapes, others = ([(w["shape"], w["dtype"]) for w in m["weights"]] for m in (saved, found))
         if shapes != others:
             allowed = f"the weights of the SavedModel: {shapes}. Export the model again"
-            raise invalid("delta_path", str(folder), f"weights {others}", allowed)
+            place = f"weights (shape, dtype) {others}"
+            raise invalid("delta_path", str(folder), place, allowed)
 
 
 def _read_weights(folder: Path, manifest: Mapping[str, Any]) -> list[np.ndarray] | None:
