@@ -63,7 +63,7 @@ def test_they_come_back_with_their_flags_or_those_of_now(takes_flags: bool) -> N
 def test_rows_on_a_disk_are_refused(tmp_path) -> None:
     storage = Storage(memory=1 << 20, spill=tmp_path)
     store = NativeStore([Table("t", 4, storage=storage)], Adagrad(0.5))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="'t' spills its rows"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'t' spills rows to disk"):
         table_ops.export_replicas(store._handle_of("t"))
 
 

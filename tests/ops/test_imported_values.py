@@ -40,8 +40,8 @@ def deferred() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("column", "place", "value", "message"),
     [
-        ("rows", (1, 0), NAN, "a value of key 8 .*'t'.* index 1, is nan"),
-        ("slots", (0, 1), np.inf, "a slot of key 3 .*'t'.* index 0, is inf"),
+        ("rows", (1, 0), NAN, "a row value of key 8 .*'t'.* index 1, is nan"),
+        ("slots", (0, 1), np.inf, "a slot value of key 3 .*'t'.* index 0, is inf"),
         ("counts", 1, -2.0, "access count of key 8 .*'t'.* index 1, is -2"),
         ("counts", 0, NAN, "access count of key 3 .* is nan"),
         ("last_used", 1, 1 << 60, "last use of key 8 .* is 1152921504606846976"),
@@ -55,7 +55,7 @@ def test_tables(column: str, place: Any, value: Any, message: str) -> None:
     bad = contents()
     bad["keys"] = bad["keys"] + 0
     bad[column][place] = value
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message + ".*allowed"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message + ".*expected"):
         store.import_table("t", bad)
     np.testing.assert_array_equal(store.export_table("t")["rows"], contents()["rows"])
 
@@ -63,8 +63,8 @@ def test_tables(column: str, place: Any, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("column", "place", "value", "message"),
     [
-        ("sums", (1, 1), NAN, "sum of deferred gradient 1 of table 't', key 8, has nan"),
-        ("ages", 0, 1 << 62, "age of deferred gradient 0 .* key 3, is 4611686018427387904"),
+        ("sums", (1, 1), NAN, r"sums\[1\] of table 't' for key 8 contains nan"),
+        ("ages", 0, 1 << 62, r"ages\[0\] .* key 3 is 4611686018427387904"),
     ],
 )
 def test_pending(column: str, place: Any, value: Any, message: str) -> None:
@@ -74,7 +74,7 @@ def test_pending(column: str, place: Any, value: Any, message: str) -> None:
     store.import_deferred("t", deferred())
     bad = deferred()
     bad[column][place] = value
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message + ".*allowed"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message + ".*expected"):
         store.import_deferred("t", bad)
     assert np.isfinite(store.export_deferred("t")["sums"]).all()
 
@@ -82,13 +82,9 @@ def test_pending(column: str, place: Any, value: Any, message: str) -> None:
 def test_deferred_gradients_and_variables() -> None:
     buffer = DeferredGradients(2)
     keys, ages = np.array([3, 8]), np.array([1, 0])
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="sum of deferred gradient 1, key 8, has nan"
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"sums\[1\] for key 8 contains nan"):
         buffer.replace(keys, ages, np.array([[1, 1], [NAN, 1]], np.float32))
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="age of deferred gradient 0, key 3, is 4611"
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"ages\[0\] for key 3 is 4611"):
         buffer.replace(keys, np.array([1 << 62, 0]), np.ones((2, 2), np.float32))
     assert buffer.state().num_deferred == 0
     store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})

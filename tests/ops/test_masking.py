@@ -246,11 +246,11 @@ def test_set_is_read_at_run_time_without_retracing():
         masked.assign(np.array(content, np.int64))
         np.testing.assert_array_equal(kept(keys, values), expected)
     assert len(traces) == 1
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3\] and \[2,1\]; allowed"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3\] and \[2,1\]; expected"):
         kept(keys, np.ones((2, 1), np.float32))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3\] and \[\]; allowed"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3\] and \[\]; expected"):
         kept(keys, np.float32(1))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3,1\] and \[3,1\]; allowed"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[3,1\] and \[3,1\]; expected"):
         kept(keys[:, None], values)
 
 

@@ -317,9 +317,15 @@ def bad_inputs():
     )
     op_error = tf.errors.InvalidArgumentError
     return [
-        ("decreasing splits", {"f": ragged}, None, op_error, "decrease from 2 to 1 at position 2"),
-        ("negative splits", {"f": negative}, None, op_error, "start at -1"),
-        ("splits beyond", {"f": beyond}, None, op_error, "end at 5"),
+        (
+            "decreasing splits",
+            {"f": ragged},
+            None,
+            op_error,
+            r"splits\[2\] .*'f' is 1; expected at least 2",
+        ),
+        ("negative splits", {"f": negative}, None, op_error, r"splits\[0\] .*'f' is -1"),
+        ("splits beyond", {"f": beyond}, None, op_error, r"splits\[1\] .*'f' is 5; expected 2"),
         ("float keys", {"f": np.array([1.0])}, None, ValueError, "float64.*'f'.*int64"),
         ("rank 3", {"f": np.zeros((1, 1, 1), np.int64)}, None, ValueError, "'f'"),
         (
@@ -349,7 +355,7 @@ def test_features_of_different_batch_sizes_are_refused():
     specs = [FeatureSpec("f", "t0"), FeatureSpec("g", "t0")]
     inputs = {"f": np.arange(3), "g": np.arange(4)}
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="'g' has 4 examples; feature 'f' has 3"
+        tf.errors.InvalidArgumentError, match="'g' has 4 examples; expected 3, as in feature 'f'"
     ):
         lookup(store, inputs, specs)
 
@@ -361,7 +367,7 @@ def test_nan_gradient_names_its_place_and_changes_nothing():
     gradient = np.ones((2, 4), np.float32)
     gradient[1, 2] = np.nan
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"table 't0'\), example 1, element 2 is nan"
+        tf.errors.InvalidArgumentError, match=r"table 't0'\) is nan in example 1, element 2"
     ):
         store.apply_gradients(plan, [tf.constant(gradient)])
     np.testing.assert_array_equal(store.export_table("t0")["rows"], before)
@@ -419,11 +425,11 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
     [
         ({"num_outputs": 1}, "num_outputs is 1; expected 2"),
         ({"num_outputs": 3}, "num_outputs is 3; expected 2"),
-        ({"num_outputs": 2, "is_stacked": True}, "num_outputs is 2; expected 1"),
-        ({"num_outputs": 1, "is_stacked": True}, "have dims 3 and 2; is_stacked needs equal ones"),
-        ({"table_dims": [3]}, "table_dims has 1 entries; there are 2 handles"),
-        ({"combiners": ["sum"]}, "combiners has 1 entries; there are 2 features"),
-        ({"has_padding": [True]}, "has_padding 1; feature_keys has 2"),
+        ({"num_outputs": 2, "is_stacked": True}, "num_outputs is 2; expected 1 if is_stacked"),
+        ({"num_outputs": 1, "is_stacked": True}, "have dims 3 and 2; expected equal dims"),
+        ({"table_dims": [3]}, "table_dims has 1 entries; expected 2, "),
+        ({"combiners": ["sum"]}, "combiners has 1 entries; expected 2, "),
+        ({"has_padding": [True]}, "has_padding 1; expected 2 each"),
         ({"padding_keys": [0] * 3}, "padding_keys has 3 entries"),
     ],
 )
@@ -458,5 +464,7 @@ def test_a_handle_must_be_a_scalar_in_graphs_that_do_not_know(count):
 
     for function in (call, call_of_several):
         function(tf.constant(0))
-        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"handle has shape \[{count}\]"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=rf"handle.* has shape \[{count}\]"
+        ):
             function(tf.zeros([count], tf.int32))

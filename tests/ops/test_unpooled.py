@@ -172,7 +172,9 @@ def test_stacked_needs_combiners(is_training):
     op = library.SlipstreamLookup if is_training else library.SlipstreamEvaluationLookup
     packed = features.pack({"seen": np.array([1])}, SPECS[:1])
     layout = {"feature_table": [0], "table_dims": [DIM], "is_stacked": True, "num_outputs": 1}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="is_stacked needs features that are"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="feature 0 has combiner 'none'; expected pooled"
+    ):
         op(handles=make_store()._handles, combiners=["none"], **layout, **packed.arguments())
 
 

@@ -116,9 +116,9 @@ def test_no_keys_and_bad_keys() -> None:
     assert int(table.remove(handle, np.empty(0, np.int64))) == 0
     assert table.keys(handle).shape == (0,)
     invalid = tf.errors.InvalidArgumentError
-    with pytest.raises(invalid, match="key 3 to write of table 'a' comes twice"):
+    with pytest.raises(invalid, match="row to write for key 3 of table 'a' occurs twice"):
         table.write(handle, [3, 3], np.zeros((2, 2), np.float32))
-    with pytest.raises(invalid, match="key 3 to write of table 'a' has the value nan"):
+    with pytest.raises(invalid, match="row to write for key 3 of table 'a' contains nan"):
         table.write(handle, [3], [[0.0, np.nan]])
     with pytest.raises(invalid, match=r"rows of table 'a' has shape \[1,3\]"):
         table.write(handle, [3], np.zeros((1, 3), np.float32))

@@ -184,9 +184,9 @@ bool IsHeldBy(RowDtype dtype, float value) {
 const char* NumbersHeldBy(RowDtype dtype) {
   switch (dtype) {
     case RowDtype::kBfloat16:
-      return "finite numbers, in bfloat16 up to 3.38e38";
+      return "finite numbers of at most 3.38e38 (bfloat16)";
     case RowDtype::kFloat16:
-      return "finite numbers, in float16 up to 65504";
+      return "finite numbers of at most 65504 (float16)";
     default:
       return "finite numbers";
   }

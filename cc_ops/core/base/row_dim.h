@@ -15,8 +15,8 @@ constexpr int64_t kMaxDim = 65536;
 // message and may be empty.
 inline Status ValidateDim(int64_t dim, const std::string& owner) {
   if (dim >= 1 && dim <= kMaxDim) return OkStatus();
-  return InvalidArgument("dim" + owner + " is " + std::to_string(dim) + "; expected 1 to " +
-                         std::to_string(kMaxDim));
+  return InvalidArgument("dim" + owner + " is " + std::to_string(dim) +
+                         "; expected an integer from 1 to " + std::to_string(kMaxDim));
 }
 
 }  // namespace slipstream

@@ -152,7 +152,7 @@ class FlatTable {
     } catch (const std::bad_alloc&) {
       return ResourceExhausted(what + " of " + std::to_string(n) + " keys needs " +
                                std::to_string(capacity * static_cast<int64_t>(sizeof(Entry))) +
-                               " bytes, which cannot be allocated");
+                               " bytes, which cannot be allocated. Free memory or pass fewer keys");
     }
     *size = 0;
     for (int64_t i = 0; i < n; ++i) {

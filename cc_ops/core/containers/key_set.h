@@ -47,7 +47,7 @@ class KeySet {
   // once. Returns ResourceExhausted if the allocation fails; the set is unchanged then.
   Status Build(const int64_t* keys, int64_t n) {
     const auto entry_of = [&](int64_t i) -> KeySetEntry { return {keys[i]}; };
-    const Status status = table_.Build("a set", keys, n, entry_of, &size_);
+    const Status status = table_.Build("a key set", keys, n, entry_of, &size_);
     if (status.ok()) has_free_key_ = std::count(keys, keys + n, KeySetEntry::kFree) > 0;
     return status;
   }

@@ -24,7 +24,7 @@ Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const fl
     int64_t& row = rows.Probe({keys, keys[i]})->number;
     if (row != kNowhere) {
       return InvalidArgument("keys[" + std::to_string(row) + "] and keys[" + std::to_string(i) +
-                             "] are both " + std::to_string(keys[i]) + "; expected each key once");
+                             "] are both " + std::to_string(keys[i]) + "; expected distinct keys");
     }
     row = i;
   }
@@ -56,9 +56,10 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
     const int64_t key = rows.keys[i], p = rows.indices[i];
     const bool is_deferred = p != kNowhere;
     if (is_deferred && (p < 0 || p >= capacity || buffers.keys[p] != key)) {
-      return InvalidArgument("indices[" + std::to_string(i) + "] is " + std::to_string(p) +
-                             ", where nothing is deferred of key " + std::to_string(key) +
-                             "; expected what the first half of the step gave");
+      return InvalidArgument(
+          "indices[" + std::to_string(i) + "] is " + std::to_string(p) +
+          ", but that entry does not contain key " + std::to_string(key) +
+          "; expected the indices that SlipstreamAddDeferred returned in this step");
     }
     // A sum that is not finite never waits, so that the optimizer sees it.
     const float* sum = rows.sums + i * dim;
@@ -152,18 +153,22 @@ Status ImportDeferred(const DeferredContents& contents, int64_t step,
   const int64_t n = contents.size();
   if (n > buffers.capacity) {
     const std::string capacity = std::to_string(buffers.capacity);
-    return InvalidArgument(std::to_string(n) + " deferred gradients do not fit into buffers of " +
-                           capacity + "; expected up to " + capacity);
+    return InvalidArgument("the import has " + std::to_string(n) +
+                           " deferred gradients; expected at most " + capacity +
+                           ", the capacity of the buffers");
   }
   std::vector<int64_t> sorted = contents.keys;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   if (twice != sorted.end()) {
-    return InvalidArgument("key " + std::to_string(*twice) + " comes twice; expected each once");
+    return InvalidArgument(
+        "key " + std::to_string(*twice) +
+        " occurs twice in the deferred gradients to import; expected distinct keys");
   }
   if (n > 0 && sorted.front() == DeferredBuffers::kFree) {
-    return InvalidArgument("key " + std::to_string(sorted.front()) +
-                           " cannot be deferred; expected all others");
+    return InvalidArgument(
+        "key " + std::to_string(sorted.front()) +
+        " cannot be deferred, because it marks free entries; expected any other key");
   }
   std::copy_n(contents.keys.data(), n, buffers.keys);
   std::fill(buffers.keys + n, buffers.keys + buffers.capacity, DeferredBuffers::kFree);

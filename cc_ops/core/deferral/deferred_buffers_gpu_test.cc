@@ -357,7 +357,7 @@ TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomStayAsTheyAre) {
   std::vector<float> sums(3, 97);
   const Status status = ImportDeferred(contents, 5, {keys.data(), since.data(), sums.data(), 2, 1});
   EXPECT_EQ(status.message(),
-            "3 deferred gradients do not fit into buffers of 2; expected up to 2");
+            "the import has 3 deferred gradients; expected at most 2, the capacity of the buffers");
   EXPECT_EQ(keys, std::vector<int64_t>(3, 99));
   EXPECT_EQ(since, std::vector<int64_t>(3, 98));
   EXPECT_EQ(sums, std::vector<float>(3, 97));
@@ -372,7 +372,7 @@ TEST(DeferredBuffersOnCpuTest, BadContentsGiveAnError) {
   std::vector<float> sums(3);
   const Status added =
       AddDeferred(buffers, twice.data(), sums.data(), 3, indices.data(), sums.data());
-  EXPECT_EQ(added.message(), "keys[0] and keys[2] are both 5; expected each key once");
+  EXPECT_EQ(added.message(), "keys[0] and keys[2] are both 5; expected distinct keys");
   const bool may_wait = true;
   const DeferralRule rule = {2, 9, 9, true, false, true};
   for (int64_t index : {-2, 1, 2}) {
@@ -399,7 +399,8 @@ TEST(DeferredBuffersOnCpuTest, ContentsComeBackByAge) {
     EXPECT_EQ(ExportDeferred(buffers, 6).keys, found.keys);
     return status.message();
   };
-  EXPECT_EQ(status_of({{5, 5}, {0, 0}, {}, {1, 2, 3, 4}}), "key 5 comes twice; expected each once");
+  EXPECT_EQ(status_of({{5, 5}, {0, 0}, {}, {1, 2, 3, 4}}),
+            "key 5 occurs twice in the deferred gradients to import; expected distinct keys");
   EXPECT_NE(status_of({{kLowest}, {0}, {}, {1, 2}}).find("cannot be deferred"), std::string::npos);
 }
 

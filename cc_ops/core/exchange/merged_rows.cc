@@ -24,8 +24,8 @@ struct GivenRow {
 
 Status MergeRows(const SendBufferView& rows, const std::vector<int64_t>& row_floats, int ranks,
                  SendBuffer* merged) {
-  const Status status = CheckSendBuffer(
-      rows, row_floats, [](size_t table) { return "table " + std::to_string(table); });
+  const Status status =
+      CheckSendBuffer(rows, row_floats, [](size_t table) { return std::to_string(table); });
   if (!status.ok()) return status;
   const size_t tables = row_floats.size();
   std::vector<std::vector<GivenRow>> given(tables);

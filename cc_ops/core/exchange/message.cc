@@ -38,9 +38,9 @@ Status MessageWriter::Take(const SendBufferView& buffer, SteadyLengths* lengths)
                (kWord + EncodedBytes(dtype_, row_floats_[t]));
     }
     if (bytes > kMaxMessageBytes) {
-      return InvalidArgument("a message to rank " + std::to_string(rank) + " has " +
-                             std::to_string(bytes) + " bytes; expected up to " +
-                             std::to_string(kMaxMessageBytes) + ": make the batches smaller");
+      return InvalidArgument("the message to rank " + std::to_string(rank) + " has " +
+                             std::to_string(bytes) + " bytes; expected at most " +
+                             std::to_string(kMaxMessageBytes) + ". Reduce the batch size");
     }
     lengths_.push_back(lengths->Of(static_cast<size_t>(rank), bytes));
   }
@@ -80,19 +80,19 @@ Status MessageReader::Take(const uint8_t* bytes, int64_t num_bytes, int ranks) {
   int64_t left = num_bytes;
   for (size_t rank = 0; rank < messages_.size(); ++rank) {
     const auto wrong = [&](const std::string& what) {
-      return InvalidArgument("the message of rank " + std::to_string(rank) + " has " + what + "; " +
-                             std::to_string(left) + " bytes are left of " +
-                             std::to_string(num_bytes));
+      return InvalidArgument("the message from rank " + std::to_string(rank) + " has " + what +
+                             "; expected a valid message in the remaining " + std::to_string(left) +
+                             " of " + std::to_string(num_bytes) + " bytes");
     };
     int64_t head[2] = {0, 0};
-    if (left < header) return wrong("no header of " + std::to_string(header) + " bytes");
+    if (left < header) return wrong("no complete header of " + std::to_string(header) + " bytes");
     std::memcpy(head, bytes, sizeof(head));
     const int64_t length = head[0];
     if (length < header || length > left || length % kWord != 0) {
-      return wrong("a length of " + std::to_string(length) + " bytes");
+      return wrong("the length " + std::to_string(length) + " in its header");
     }
     if (head[1] < 0 || head[1] >= kRowDtypes) {
-      return wrong("values of kind " + std::to_string(head[1]));
+      return wrong("the dtype number " + std::to_string(head[1]));
     }
     Message& message = messages_[rank];
     message.dtype = static_cast<RowDtype>(head[1]);
@@ -103,7 +103,7 @@ Status MessageReader::Take(const uint8_t* bytes, int64_t num_bytes, int ranks) {
       std::memcpy(&size, message.sizes + t * kWord, kWord);
       const int64_t row_bytes = kWord + EncodedBytes(message.dtype, row_floats_[t]);
       if (size < 0 || size > room / row_bytes) {
-        return wrong(std::to_string(size) + " rows of its table " + std::to_string(t));
+        return wrong(std::to_string(size) + " rows of table " + std::to_string(t));
       }
       room -= size * row_bytes;
       message.num_keys += size;
@@ -115,8 +115,8 @@ Status MessageReader::Take(const uint8_t* bytes, int64_t num_bytes, int ranks) {
   }
   if (left != 0) {
     return InvalidArgument(std::to_string(left) + " of " + std::to_string(num_bytes) +
-                           " bytes lie behind the messages of " + std::to_string(ranks) +
-                           " ranks; expected none");
+                           " bytes remain after the messages of " + std::to_string(ranks) +
+                           " ranks; expected 0");
   }
   return OkStatus();
 }

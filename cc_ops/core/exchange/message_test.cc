@@ -118,7 +118,7 @@ TEST(MessageTest, PartsThatDoNotFitAreRefused) {
   sent.sizes[3] = 4;
   EXPECT_NE(status_of(sent).message().find("sizes[1, 1] is 4"), std::string::npos);
   sent.sizes[3] = 2;
-  EXPECT_NE(status_of(sent).message().find("sizes name 5 keys"), std::string::npos);
+  EXPECT_NE(status_of(sent).message().find("sizes adds up to 5 keys"), std::string::npos);
   sent.sizes[3] = -1;
   EXPECT_NE(status_of(sent).message().find("is -1 rows"), std::string::npos);
   sent = Sent();
@@ -140,17 +140,18 @@ TEST(MessageTest, DamagedMessagesAreRefused) {
     return message_of(bytes, 2);
   };
   EXPECT_EQ(message_of(whole, 2), "");
-  EXPECT_NE(message_of(whole, 1).find("lie behind"), std::string::npos);
-  EXPECT_NE(message_of(whole, 3).find("rank 2 has no header"), std::string::npos);
-  EXPECT_NE(message_of({whole.begin(), whole.end() - 8}, 2).find("rank 1 has a length"),
+  EXPECT_NE(message_of(whole, 1).find("bytes remain after the messages of 1 ranks"),
+            std::string::npos);
+  EXPECT_NE(message_of(whole, 3).find("rank 2 has no complete header"), std::string::npos);
+  EXPECT_NE(message_of({whole.begin(), whole.end() - 8}, 2).find("rank 1 has the length"),
             std::string::npos);
   for (const int64_t length : {int64_t{-8}, int64_t{0}, int64_t{33}, int64_t{1} << 62}) {
-    EXPECT_NE(with(0, length).find("rank 0 has a length"), std::string::npos) << length;
+    EXPECT_NE(with(0, length).find("rank 0 has the length"), std::string::npos) << length;
   }
-  EXPECT_NE(with(1, 7).find("values of kind 7"), std::string::npos);
+  EXPECT_NE(with(1, 7).find("the dtype number 7"), std::string::npos);
   for (const int64_t size : {int64_t{-1}, int64_t{1} << 40, int64_t{1} << 62}) {
-    EXPECT_NE(with(2, size).find("rows of its table 0"), std::string::npos) << size;
-    EXPECT_NE(with(3, size).find("rows of its table 1"), std::string::npos) << size;
+    EXPECT_NE(with(2, size).find("rows of table 0"), std::string::npos) << size;
+    EXPECT_NE(with(3, size).find("rows of table 1"), std::string::npos) << size;
   }
 }
 

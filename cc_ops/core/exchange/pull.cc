@@ -51,7 +51,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
         if (!MayOverflow(*table, requests.num_keys)) continue;
         wanted.push_back({table, KeysOf(tables, requests, table), /*is_access=*/true});
       }
-      status = EvictFor(std::move(wanted), "the ranks' batches need");
+      status = EvictFor(std::move(wanted), "the batches of all ranks need");
       if (!status.ok()) return status;
       for (EmbeddingTable* table : tables) table->BeginLookup();
     }
@@ -59,8 +59,8 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       if (table->rows().spilled() == nullptr) continue;
       const std::vector<int64_t> keys = KeysOf(tables, requests, table);
       status = table->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
-                                     /*reads=*/!options.create_missing, "ranks request",
-                                     options.parallel);
+                                     /*reads=*/!options.create_missing,
+                                     "the requests of all ranks need", options.parallel);
       if (!status.ok()) return status;
     }
     pulled->messages.clear();
@@ -81,9 +81,9 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       pulled->lengths.push_back(static_cast<int32_t>(message->End(rank, lengths)));
     });
     if (max_bytes > options.max_rank_bytes) {
-      return ResourceExhausted("the rows that a rank requests take " + std::to_string(max_bytes) +
-                               " bytes; at most " + std::to_string(options.max_rank_bytes) +
-                               " can be sent: make the batches smaller");
+      return ResourceExhausted("the rows that a rank requests have " + std::to_string(max_bytes) +
+                               " bytes; expected at most " +
+                               std::to_string(options.max_rank_bytes) + ". Reduce the batch size");
     }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("pulling rows", tables);

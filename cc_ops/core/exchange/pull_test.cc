@@ -58,7 +58,7 @@ TEST(Pull, RowsThatCannotBeSentAreRefused) {
   SteadyLengths unsent;
   const Status status = PullRows({owner.get()}, request.Keys(), options, &unsent, &pulled);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(status.message().find("take 33 bytes; at most 8 can be sent"), std::string::npos)
+  EXPECT_NE(status.message().find("have 33 bytes; expected at most 8"), std::string::npos)
       << status.message();
   EXPECT_EQ(unsent.Of(0, 1), 1024) << "what was not sent is not remembered";
 }

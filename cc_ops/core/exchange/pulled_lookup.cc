@@ -67,7 +67,8 @@ Status CheckRequested(const LookupWorkspace& workspace, const std::vector<int64_
   }
   if (is_right) return OkStatus();
   return InvalidArgument(
-      "the plan is of another batch than features and keys; expected that of these keys");
+      "plan belongs to another batch; expected the plan that SlipstreamRouteKeys returned for "
+      "these features and keys");
 }
 
 // Splits the messages into rows and checks them.
@@ -192,7 +193,7 @@ Status LookUpPulled(const std::vector<FeatureView>& features,
     }
     DeliverRows(features, combiners, outputs, parallel, workspace);
   } catch (const std::bad_alloc&) {
-    return OutOfMemory("looking up rows that were pulled", tables);
+    return OutOfMemory("looking up pulled rows", tables);
   }
   return OkStatus();
 }

@@ -194,7 +194,7 @@ TEST(Replicas, AreLookedUpByTheirOwnPlan) {
   ASSERT_TRUE(request.Pull({owner.get()}, true).ok());
   const Status status = other.LookUp(request, true);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("the plan is of another batch"), std::string::npos);
+  EXPECT_NE(status.message().find("plan belongs to another batch"), std::string::npos);
   EXPECT_EQ(replicas->rows().size(), 0);
 }
 
@@ -277,7 +277,7 @@ TEST(Replicas, RefuseRowsThatAreNotFinite) {
     ASSERT_TRUE(request.Pull({owner.get()}, pull).ok());
     const Status status = lookup.LookUp(request, true);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find("row of key 2 of table 't' that came from its owner is not"),
+    EXPECT_NE(status.message().find("row of key 2 of table 't' from its owner rank is not"),
               std::string::npos)
         << status.message();
     EXPECT_EQ(replicas->rows().size(), 0);
@@ -302,29 +302,32 @@ TEST(Replicas, RefuseMessagesThatDoNotFit) {
     std::memcpy(request.message.data() + 8 * word, &value, sizeof(value));
     return refusal();
   };
-  EXPECT_NE(refused_with(1, 32).find("from rank 0 take at least 33 bytes; left are 32"),
+  EXPECT_NE(refused_with(1, 32).find(
+                "from rank 0 has 32 bytes left for 2 rows of table 't'; expected at least 33"),
             std::string::npos);
-  EXPECT_NE(refused_with(1, 0).find("left are 0"), std::string::npos);
-  EXPECT_NE(refused_with(1, 34).find("from rank 0 take 33 bytes; there are 34"), std::string::npos);
+  EXPECT_NE(refused_with(1, 0).find("has 0 bytes left"), std::string::npos);
+  EXPECT_NE(refused_with(1, 34).find("from rank 0 has 34 bytes of rows; expected 33"),
+            std::string::npos);
   for (const int64_t length : {int64_t{-1}, int64_t{31}, int64_t{1025}, int64_t{1} << 62}) {
-    EXPECT_NE(refused_with(0, length).find("from rank 0 say that they are 33 of"),
+    EXPECT_NE(refused_with(0, length).find("from rank 0 has a header with length " +
+                                           std::to_string(length)),
               std::string::npos);
   }
   for (const int64_t bytes : {-1, 1024 - 31}) {
-    EXPECT_NE(refused_with(1, bytes).find("bytes are left of 1024"), std::string::npos);
+    EXPECT_NE(refused_with(1, bytes).find("the remaining 1024 of 1024 bytes"), std::string::npos);
   }
-  EXPECT_NE(refused_with(2, 4).find("of dtype 4"), std::string::npos);
-  EXPECT_NE(refused_with(2, -1).find("of dtype -1"), std::string::npos);
-  EXPECT_NE(refused_with(2, 1).find("take 17 bytes; there are 33"), std::string::npos);
-  EXPECT_NE(refused_with(3, 2).find("say that"), std::string::npos);
-  EXPECT_NE(refused_with(0, 1016).find("8 of 1024 bytes lie behind"), std::string::npos);
+  EXPECT_NE(refused_with(2, 4).find("dtype number 4"), std::string::npos);
+  EXPECT_NE(refused_with(2, -1).find("dtype number -1"), std::string::npos);
+  EXPECT_NE(refused_with(2, 1).find("has 33 bytes of rows; expected 17"), std::string::npos);
+  EXPECT_NE(refused_with(3, 2).find("expected a valid message"), std::string::npos);
+  EXPECT_NE(refused_with(0, 1016).find("8 of 1024 bytes remain after"), std::string::npos);
   request = whole;
   request.message.resize(16);
-  EXPECT_NE(refusal().find("16 bytes are left of 16"), std::string::npos);
+  EXPECT_NE(refusal().find("the remaining 16 of 16 bytes"), std::string::npos);
   request = whole;
-  for (const auto& [size, message] : {std::pair{1, "sizes name 1 keys"}, {-1, "is -1"}}) {
+  for (const auto& [size, message] : {std::pair{1, "sizes adds up to 1 keys"}, {-1, "is -1"}}) {
     request.sizes = {size};
-    EXPECT_NE(refusal().find("the plan is of another batch"), std::string::npos);
+    EXPECT_NE(refusal().find("plan belongs to another batch"), std::string::npos);
     const Status status = request.Pull({owner.get()}, false);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find(message), std::string::npos) << status.message();

@@ -52,10 +52,9 @@ Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int6
   for (int64_t i = 0; i < rows; ++i) {
     if (!IsSet(bytes, i)) continue;
     if (!EncodedIsFinite(row + SummaryBytes(table, format), table.dim(), format.dtype)) {
-      return InvalidArgument("the row of key " + std::to_string(keys[i]) + " of table '" +
-                             table.options().name +
-                             "' that came from its owner is not finite; expected finite values. "
-                             "No replica was changed");
+      return InvalidArgument(
+          "the row of key " + std::to_string(keys[i]) + " of table '" + table.options().name +
+          "' from its owner rank is not finite; expected finite values. No replica was changed");
     }
     row += GivenRowBytes(table, format);
   }
@@ -65,10 +64,11 @@ Status CheckFiniteRows(const EmbeddingTable& table, RowFormat format, const int6
 // Returns the error for part i with too few bytes.
 Status TooShort(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer, size_t i,
                 int64_t wanted, int64_t left) {
-  return InvalidArgument("the " + std::to_string(buffer.sizes[i]) + " rows of table '" +
-                         tables[i % tables.size()]->options().name + "' from rank " +
-                         std::to_string(i / tables.size()) + " take at least " +
-                         std::to_string(wanted) + " bytes; left are " + std::to_string(left));
+  return InvalidArgument("the message from rank " + std::to_string(i / tables.size()) + " has " +
+                         std::to_string(left) + " bytes left for " +
+                         std::to_string(buffer.sizes[i]) + " rows of table '" +
+                         tables[i % tables.size()]->options().name + "'; expected at least " +
+                         std::to_string(wanted));
 }
 
 // Checks the rows of one rank. Advances `*part` and `*key` past them.
@@ -89,9 +89,9 @@ Status CheckRowsOfRank(const std::vector<EmbeddingTable*>& tables, const SendBuf
     ++*part;
   }
   if (at == view.num_bytes) return OkStatus();
-  return InvalidArgument("the rows from rank " + std::to_string(*part / tables.size() - 1) +
-                         " take " + std::to_string(at) + " bytes; there are " +
-                         std::to_string(view.num_bytes));
+  return InvalidArgument("the message from rank " + std::to_string(*part / tables.size() - 1) +
+                         " has " + std::to_string(view.num_bytes) + " bytes of rows; expected " +
+                         std::to_string(at));
 }
 
 }  // namespace
@@ -126,11 +126,12 @@ Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks,
                          head.bytes <= head.length - kHead && head.dtype >= 0 &&
                          head.dtype < kRowDtypes && (head.with_summary | 1) == 1;
     if (!is_head) {
-      return InvalidArgument("the rows from rank " + std::to_string(rank) + " say that they are " +
-                             std::to_string(head.bytes) + " of " + std::to_string(head.length) +
-                             " bytes, of dtype " + std::to_string(head.dtype) + "; " +
-                             std::to_string(left) + " bytes are left of " +
-                             std::to_string(num_bytes));
+      return InvalidArgument("the message from rank " + std::to_string(rank) +
+                             " has a header with length " + std::to_string(head.length) + ", " +
+                             std::to_string(head.bytes) + " bytes of rows and dtype number " +
+                             std::to_string(head.dtype) +
+                             "; expected a valid message in the remaining " + std::to_string(left) +
+                             " of " + std::to_string(num_bytes) + " bytes");
     }
     const RowFormat format = {head.with_summary == 1, static_cast<RowDtype>(head.dtype)};
     rows->push_back({format, messages + kHead, head.bytes});
@@ -139,8 +140,8 @@ Status SplitRowMessages(const uint8_t* messages, int64_t num_bytes, int ranks,
   }
   if (left == 0) return OkStatus();
   return InvalidArgument(std::to_string(left) + " of " + std::to_string(num_bytes) +
-                         " bytes lie behind the rows of " + std::to_string(ranks) +
-                         " ranks; expected none");
+                         " bytes remain after the messages of " + std::to_string(ranks) +
+                         " ranks; expected 0");
 }
 
 RowPacker::RowPacker(const EmbeddingTable& table, RowFormat format, int64_t rows,

@@ -77,10 +77,9 @@ class TableArrivals {
       for (int64_t i = 0; i < part.n; ++i) ++next[ShardOf(part.keys[i])];
       if (RowIsFinite(part.rows, part.n * dim)) continue;
       const int64_t bad = FirstNonFinite(part);
-      return InvalidArgument("a gradient of key " + std::to_string(part.keys[bad]) + " of table '" +
-                             table_->options().name +
-                             "' that came from another rank is not finite; expected finite "
-                             "values. No row was updated");
+      return InvalidArgument("the received gradient of key " + std::to_string(part.keys[bad]) +
+                             " of table '" + table_->options().name +
+                             "' is not finite; expected finite values. No row was updated");
     }
     shard_begin_.assign(kNumShards + 1, 0);
     for (int s = 0; s < kNumShards; ++s) {
@@ -103,7 +102,7 @@ class TableArrivals {
     std::vector<int64_t> keys;
     for (const Arrival& arrival : arrivals_) keys.push_back(arrival.key);
     return table_->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
-                                  /*reads=*/false, "gradients came for", parallel);
+                                  /*reads=*/false, "the gradients of all ranks need", parallel);
   }
 
   // Finds or creates the rows in the shards of a task.
@@ -211,15 +210,14 @@ class TableArrivals {
 
 Status CheckScale(const std::vector<EmbeddingTable*>& tables, const std::vector<float>& scale) {
   if (!scale.empty() && scale.size() != tables.size()) {
-    return InvalidArgument("scale has " + std::to_string(scale.size()) +
-                           " values; expected none, or one for each of " +
-                           std::to_string(tables.size()) + " tables");
+    return InvalidArgument("scale has " + std::to_string(scale.size()) + " values; expected 0 or " +
+                           std::to_string(tables.size()) + ", a value per table");
   }
   for (size_t t = 0; t < scale.size(); ++t) {
     if (std::isfinite(scale[t])) continue;
-    return InvalidArgument("the gradients of table '" + tables[t]->options().name +
-                           "' are multiplied by " + std::to_string(scale[t]) +
-                           ", which is not finite. No row was updated");
+    return InvalidArgument("scale[" + std::to_string(t) + "] is " + std::to_string(scale[t]) +
+                           " for table '" + tables[t]->options().name +
+                           "'; expected a finite number. No row was updated");
   }
   return OkStatus();
 }
@@ -366,7 +364,7 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     if (is_any_swept) parallel.run(parallel.threads, sweep_rows);
     for (TableArrivals& of_table : arrivals) of_table.CountDropped();
   } catch (const std::bad_alloc&) {
-    return OutOfMemory("applying the ranks' gradients", tables);
+    return OutOfMemory("applying the gradients of all ranks", tables);
   }
   return OkStatus();
 }

@@ -319,10 +319,10 @@ TEST(Exchange, RefusesWhatDoesNotFit) {
   EXPECT_NE(process.Apply(buffer).message().find("sizes[0, 0] is 2 rows of table 't4'"),
             std::string::npos);
   buffer.ranks = 0;
-  EXPECT_NE(process.Apply(buffer).message().find("those of 0 ranks"), std::string::npos);
+  EXPECT_NE(process.Apply(buffer).message().find("entries for 0 ranks"), std::string::npos);
   buffer.ranks = 1;
   buffer.sizes = {0, 0};
-  EXPECT_NE(process.Apply(buffer).message().find("sizes name 0 keys"), std::string::npos);
+  EXPECT_NE(process.Apply(buffer).message().find("sizes adds up to 0 keys"), std::string::npos);
   buffer.sizes = {-1, 0};
   EXPECT_NE(process.Apply(buffer).message().find("is -1"), std::string::npos);
   buffer.sizes = {1, 0};

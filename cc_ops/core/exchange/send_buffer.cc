@@ -35,8 +35,8 @@ Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>&
                        const std::function<std::string(size_t)>& name_of) {
   const size_t tables = row_floats.size();
   if (buffer.ranks < 1) {
-    return InvalidArgument("sizes are those of " + std::to_string(buffer.ranks) +
-                           " ranks; expected those of one rank or more");
+    return InvalidArgument("sizes has entries for " + std::to_string(buffer.ranks) +
+                           " ranks; expected at least 1 rank");
   }
   int64_t keys = 0, values = 0;
   for (int rank = 0; rank < buffer.ranks; ++rank) {
@@ -47,19 +47,20 @@ Status CheckSendBuffer(const SendBufferView& buffer, const std::vector<int64_t>&
       if (size < 0 || size > keys_left || size * floats > values_left) {
         return InvalidArgument("sizes[" + std::to_string(rank) + ", " + std::to_string(t) +
                                "] is " + std::to_string(size) + " rows of table '" + name_of(t) +
-                               "'; left are " + std::to_string(keys_left) + " keys and " +
-                               std::to_string(values_left) + " values of " +
-                               std::to_string(floats) + " a row");
+                               "' with " + std::to_string(floats) +
+                               " values each; expected at least 0 rows and at most the remaining " +
+                               std::to_string(keys_left) + " keys and " +
+                               std::to_string(values_left) + " values");
       }
       keys += size;
       values += size * floats;
     }
   }
   if (keys != buffer.num_keys || values != buffer.num_values) {
-    return InvalidArgument("sizes name " + std::to_string(keys) + " keys and " +
-                           std::to_string(values) + " values; there are " +
-                           std::to_string(buffer.num_keys) + " and " +
-                           std::to_string(buffer.num_values));
+    return InvalidArgument("sizes adds up to " + std::to_string(keys) + " keys and " +
+                           std::to_string(values) + " values; expected " +
+                           std::to_string(buffer.num_keys) + " keys and " +
+                           std::to_string(buffer.num_values) + " values, as in the buffer");
   }
   return OkStatus();
 }

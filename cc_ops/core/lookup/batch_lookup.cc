@@ -200,10 +200,10 @@ Status CheckMemory(const std::vector<EmbeddingTable*>& tables, const SortedKeys&
     const int64_t distinct = std::unique(keys.begin(), keys.end()) - keys.begin();
     if (distinct <= spilled->max_rows()) continue;
     return ResourceExhausted("a batch needs " + std::to_string(distinct) + " rows of table '" +
-                             tables[t]->options().name + "'; its memory, " +
-                             std::to_string(tables[t]->options().memory) + " bytes, holds " +
+                             tables[t]->options().name + "' at once, but its memory of " +
+                             std::to_string(tables[t]->options().memory) + " bytes holds " +
                              std::to_string(spilled->max_rows()) +
-                             ": raise it or make the batches smaller");
+                             " rows. Increase `memory` or reduce the batch size");
   }
   return OkStatus();
 }
@@ -254,8 +254,9 @@ Status SortKeys(const std::vector<EmbeddingTable*>& tables,
                 const Parallel& parallel, LookupWorkspace* workspace) {
   for (const FeatureView& f : features) {
     if (f.batch <= kMaxBatch) continue;
-    return InvalidArgument("a batch has " + std::to_string(f.batch) + " examples; expected up to " +
-                           std::to_string(kMaxBatch));
+    return InvalidArgument("a feature has " + std::to_string(f.batch) +
+                           " examples (keys if it is not pooled); expected at most " +
+                           std::to_string(kMaxBatch) + ". Reduce the batch size");
   }
   LookupPlan* plan = &workspace->plan;
   plan->tables = tables;

@@ -50,21 +50,21 @@ struct FeatureView {
 // keys. `name` is the name of the feature in the message.
 inline Status ValidateRowSplits(const FeatureView& f, const std::string& name) {
   if (f.row_splits == nullptr) return OkStatus();
-  const std::string what = "row_splits of feature " + name;
-  if (f.row_splits[0] != 0) {
-    return InvalidArgument(what + " start at " + std::to_string(f.row_splits[0]) +
-                           "; they must start at 0");
-  }
+  const auto split = [&](int64_t i) {
+    return "row_splits[" + std::to_string(i) + "] of feature " + name + " is " +
+           std::to_string(f.row_splits[i]);
+  };
+  if (f.row_splits[0] != 0) return InvalidArgument(split(0) + "; expected 0");
   for (int64_t i = 0; i < f.batch; ++i) {
     if (f.row_splits[i + 1] < f.row_splits[i]) {
-      return InvalidArgument(what + " decrease from " + std::to_string(f.row_splits[i]) + " to " +
-                             std::to_string(f.row_splits[i + 1]) + " at position " +
-                             std::to_string(i + 1) + "; they must never decrease");
+      return InvalidArgument(split(i + 1) + "; expected at least " +
+                             std::to_string(f.row_splits[i]) +
+                             ", because row splits never decrease");
     }
   }
   if (f.row_splits[f.batch] != f.num_keys) {
-    return InvalidArgument(what + " end at " + std::to_string(f.row_splits[f.batch]) +
-                           "; they must end at the number of keys, " + std::to_string(f.num_keys));
+    return InvalidArgument(split(f.batch) + "; expected " + std::to_string(f.num_keys) +
+                           ", the number of keys");
   }
   return OkStatus();
 }

@@ -13,7 +13,7 @@ namespace {
 // Number of keys, or home positions, whose entries are prefetched ahead.
 constexpr int64_t kAhead = 16;
 
-std::string At(int64_t position) { return " at position " + std::to_string(position); }
+std::string At(int64_t position) { return "[" + std::to_string(position) + "] is "; }
 
 // The data of an index.
 struct Drifts {
@@ -35,7 +35,7 @@ struct Drifts {
 Status GivenTwice(const DriftEntry& entry) {
   return InvalidArgument("key " + std::to_string(entry.key) + " of table " +
                          std::to_string(entry.table) +
-                         " is given twice; expected one drift per key");
+                         " occurs twice; expected distinct keys per table");
 }
 
 enum class PutResult { kYes, kTwice, kNoRoom };
@@ -118,12 +118,12 @@ void DriftIndex::Find(const Lookup* lookups, int64_t n, float* drifts) const {
 
 Status DriftIndex::Check(int num_tables, const int32_t* tables, const float* drifts, int64_t i) {
   if (tables[i] < 0 || tables[i] >= num_tables) {
-    return InvalidArgument("tables is " + std::to_string(tables[i]) + At(i) + "; expected 0 to " +
-                           std::to_string(num_tables - 1));
+    return InvalidArgument("tables" + At(i) + std::to_string(tables[i]) +
+                           "; expected an integer from 0 to " + std::to_string(num_tables - 1));
   }
   if (std::isfinite(drifts[i]) && drifts[i] < 0.0f) {
-    return InvalidArgument("drift is " + std::to_string(drifts[i]) + At(i) +
-                           "; expected at least 0, or not finite for an anomaly");
+    return InvalidArgument("drifts" + At(i) + std::to_string(drifts[i]) +
+                           "; expected at least 0, or a value that is not finite for an anomaly");
   }
   return OkStatus();
 }

@@ -43,7 +43,7 @@ void ScoreInputs(const DriftIndex& index, const ClassifierOptions& options,
 Status InputClassifier::Validate(const ClassifierOptions& options) {
   if (!(options.alpha > 0.0 && options.alpha <= 1.0)) {
     return InvalidArgument("alpha is " + std::to_string(options.alpha) +
-                           "; expected above 0, at most 1");
+                           "; expected a number above 0 and at most 1");
   }
   if (options.num_tables < 1) {
     return InvalidArgument("num_tables is " + std::to_string(options.num_tables) +
@@ -51,7 +51,7 @@ Status InputClassifier::Validate(const ClassifierOptions& options) {
   }
   if (options.reservoir_size < 1) {
     return InvalidArgument("reservoir_size is " + std::to_string(options.reservoir_size) +
-                           "; expected at least 1 input");
+                           "; expected at least 1 example");
   }
   return Pilot::Validate(options.pilot);
 }
@@ -62,10 +62,10 @@ InputClassifier::InputClassifier(const ClassifierOptions& options)
 Status InputClassifier::Check(const std::vector<FeatureView>& features) const {
   for (size_t f = 0; f < features.size(); ++f) {
     if (features[f].table < 0 || features[f].table > options_.num_tables) {
-      return InvalidArgument("table of feature " + std::to_string(f) + " is " +
-                             std::to_string(features[f].table) + "; expected 0 to " +
+      return InvalidArgument("feature_table[" + std::to_string(f) + "] is " +
+                             std::to_string(features[f].table) + "; expected a table from 0 to " +
                              std::to_string(options_.num_tables - 1) + ", or " +
-                             std::to_string(options_.num_tables) + " to pass the feature over");
+                             std::to_string(options_.num_tables) + " to ignore the feature");
     }
   }
   return OkStatus();
@@ -106,7 +106,9 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
   std::unique_lock<std::mutex> lock(mutex_);
   const ClassifierSettings settings = settings_;
   if (settings.mode == SkipMode::kPredictedLoss) {
-    return InvalidArgument("there are no labels; skipping by predicted loss needs one per input");
+    return InvalidArgument(
+        "mode predicted_loss requires labels, which SlipstreamClassifyInputs does not have. Use "
+        "SlipstreamSubsampleInputs");
   }
   const int64_t stride = observe ? StrideOf(batch, window_batches) : 1;
   ClassifierCounts counts;
@@ -163,7 +165,9 @@ Status InputClassifier::Configure(const ClassifierSettings& settings) {
   const Status status = ValidateSettings(settings);
   if (!status.ok()) return status;
   if (settings.mode == SkipMode::kPredictedLoss && options_.pilot.kind == PilotKind::kNone) {
-    return InvalidArgument("the classifier has no pilot; skipping by predicted loss needs one");
+    return InvalidArgument(
+        "mode is predicted_loss, but the classifier has no pilot; expected a classifier with a "
+        "pilot other than 'none'");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   settings_ = settings;
@@ -234,15 +238,16 @@ Status InputClassifier::ImportWindow(const ClassifierWindow& window) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!reservoir_.Fits(window.reservoir)) {
     return InvalidArgument(
-        "the sample of a window has " + std::to_string(window.reservoir.ends.size()) + " of " +
-        std::to_string(window.reservoir.offered_in_window) +
-        " inputs; expected all of them or reservoir_size, " +
-        std::to_string(options_.reservoir_size) + ", each with its lookups and a loss");
+        "the sample to import has " + std::to_string(window.reservoir.ends.size()) +
+        " of the window's " + std::to_string(window.reservoir.offered_in_window) +
+        " examples; expected all of them, up to reservoir_size (" +
+        std::to_string(options_.reservoir_size) + "), each with its lookups and a loss");
   }
   for (const Lookup& lookup : window.reservoir.lookups) {
     if (lookup.table < 0 || lookup.table >= options_.num_tables) {
-      return InvalidArgument("a sampled input looks up table " + std::to_string(lookup.table) +
-                             "; expected 0 to " + std::to_string(options_.num_tables - 1));
+      return InvalidArgument("the sample to import has a lookup in table " +
+                             std::to_string(lookup.table) + "; expected a table from 0 to " +
+                             std::to_string(options_.num_tables - 1));
     }
   }
   reservoir_.Import(window.reservoir);

@@ -164,7 +164,7 @@ TEST(InputClassifier, BadInputIsAnError) {
   float score, weight;
   const Classified out = {&skippable, &score, &weight};
   const Status status = classifier.Classify({Column(keys, 3)}, 1, true, out);
-  EXPECT_NE(status.message().find("table of feature 0 is 3"), std::string::npos);
+  EXPECT_NE(status.message().find("feature_table[0] is 3"), std::string::npos);
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
 }
 
@@ -335,8 +335,7 @@ TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
   tables[kMany - 1] = 7;
   tables[kMany / 2] = 8;
   for (const int threads : {1, 3}) {
-    EXPECT_NE(score(threads, &scores).message().find("tables is 8 at position 25000"),
-              std::string::npos);
+    EXPECT_NE(score(threads, &scores).message().find("tables[25000] is 8"), std::string::npos);
   }
 }
 

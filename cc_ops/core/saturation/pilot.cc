@@ -51,12 +51,12 @@ Status Pilot::Validate(const PilotOptions& options) {
   if (!has_keys) return OkStatus();
   if (options.factors < 1 || options.factors > kMaxFactors) {
     return InvalidArgument("pilot_factors is " + std::to_string(options.factors) +
-                           "; expected 1 to " + std::to_string(kMaxFactors));
+                           "; expected an integer from 1 to " + std::to_string(kMaxFactors));
   }
   constexpr int64_t kMin = 1024;
   if (options.memory_bytes < kMin) {
     return InvalidArgument("pilot_memory_bytes is " + std::to_string(options.memory_bytes) +
-                           "; expected " + std::to_string(kMin) + " or more");
+                           "; expected at least " + std::to_string(kMin));
   }
   return OkStatus();
 }
@@ -304,24 +304,26 @@ Pilot::State Pilot::Export() const {
 
 Status Pilot::Import(const State& state) {
   if (state.base.size() != 2 || state.numbers.size() != state.buckets.size() * width_) {
-    return InvalidArgument("a pilot's state has " + std::to_string(state.numbers.size()) +
-                           " numbers of " + std::to_string(state.buckets.size()) +
-                           " buckets; expected " + std::to_string(width_) + " of each");
+    return InvalidArgument("the pilot state to import has " + std::to_string(state.numbers.size()) +
+                           " numbers for " + std::to_string(state.buckets.size()) +
+                           " buckets; expected " + std::to_string(width_) + " per bucket");
   }
   int64_t minimum = 0;
   for (const int64_t bucket : state.buckets) {
     if (bucket < minimum || bucket >= num_buckets_) {
-      return InvalidArgument("a pilot's state has bucket " + std::to_string(bucket) +
-                             "; expected ascending, " + std::to_string(minimum) + " to " +
-                             std::to_string(num_buckets_ - 1));
+      return InvalidArgument("the pilot state to import has bucket " + std::to_string(bucket) +
+                             "; expected ascending buckets, the next from " +
+                             std::to_string(minimum) + " to " + std::to_string(num_buckets_ - 1));
     }
     minimum = bucket + 1;
   }
   const auto is_finite = [](float number) { return std::isfinite(number); };
   if (!std::all_of(state.numbers.begin(), state.numbers.end(), is_finite) ||
       !(state.base[0] >= 0.0 && state.base[0] <= 1.0 && state.base[1] >= 0.0)) {
-    return InvalidArgument(
-        "a pilot's state has a number that is not finite, or a base rate out of 0 to 1");
+    return InvalidArgument("the pilot state to import has base [" + std::to_string(state.base[0]) +
+                           ", " + std::to_string(state.base[1]) +
+                           "] or numbers that are not finite; expected finite numbers, a base rate "
+                           "from 0 to 1 and at least 0 steps");
   }
   Start();
   base_rate_ = state.base[0];

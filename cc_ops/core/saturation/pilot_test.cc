@@ -243,10 +243,10 @@ TEST(SubsamplingTest, RefusesWhatIsOutOfRangeAndChangesNothing) {
   KeptInputs kept;
   const LabeledInputs weighted = {batch.labels.data(), weights.data()};
   Status status = classifier.Subsample(batch.features(), 10, weighted, &kept);
-  EXPECT_NE(status.message().find("the weight of input 3 is -1"), std::string::npos);
+  EXPECT_NE(status.message().find("sample_weights[3] is -1"), std::string::npos);
   batch.labels[7] = 1.5f;
   status = classifier.Subsample(batch.features(), 10, {batch.labels.data()}, &kept);
-  EXPECT_NE(status.message().find("the label of input 7 is 1.5"), std::string::npos);
+  EXPECT_NE(status.message().find("labels[7] is 1.5"), std::string::npos);
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
   EXPECT_TRUE(classifier.ExportPilot().buckets.empty());
 

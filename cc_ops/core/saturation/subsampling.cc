@@ -15,19 +15,19 @@ Status CheckRange(const char* name, const float* values, int64_t n, float larges
                   const char* allowed) {
   for (int64_t i = 0; values != nullptr && i < n; ++i) {
     if (values[i] >= 0.0f && values[i] <= largest) continue;
-    return InvalidArgument(std::string(name) + " of input " + std::to_string(i) + " is " +
+    return InvalidArgument(std::string(name) + "[" + std::to_string(i) + "] is " +
                            std::to_string(values[i]) + "; expected " + allowed);
   }
   return OkStatus();
 }
 
 Status Check(const LabeledInputs& inputs, int64_t n) {
-  Status status = CheckRange("the label", inputs.labels, n, 1.0f, "0 to 1");
+  Status status = CheckRange("labels", inputs.labels, n, 1.0f, "a number from 0 to 1");
   if (!status.ok()) return status;
-  status = CheckRange("the weight", inputs.weights, n, std::numeric_limits<float>::max(),
-                      "a finite number from 0");
+  status = CheckRange("sample_weights", inputs.weights, n, std::numeric_limits<float>::max(),
+                      "a finite number of at least 0");
   if (!status.ok()) return status;
-  return CheckRange("the prediction", inputs.predictions, n, 1.0f, "0 to 1");
+  return CheckRange("predictions", inputs.predictions, n, 1.0f, "a number from 0 to 1");
 }
 
 // Returns the difference between the log odds of the kept examples and the log odds of all

@@ -34,8 +34,7 @@ void Do(Transfer* transfer) {
 
 std::string Transfer::ErrorText() const {
   if (error == kShort) {
-    return "the file ends within the " + std::to_string(size) + " bytes at " +
-           std::to_string(offset);
+    return "the file ends before byte " + std::to_string(offset + size);
   }
   return std::strerror(error);
 }

@@ -23,8 +23,9 @@ Status RowLog::Reserve(int64_t rows) {
   const int64_t left = open_ == kNone ? 0 : RowsOfBlock() - open_rows_;
   const int64_t blocks = (std::max<int64_t>(0, rows - left) + RowsOfBlock() - 1) / RowsOfBlock();
   if ((static_cast<int64_t>(blocks_.size()) + blocks) * RowsOfBlock() >= kPositions) {
-    return ResourceExhausted("a shard has no positions for more than " +
-                             std::to_string(kPositions) + " rows on the disk");
+    return ResourceExhausted("the rows on disk exceed the maximum of " +
+                             std::to_string(kPositions) +
+                             " per shard. Set `capacity` to limit the number of rows");
   }
   while (static_cast<int64_t>(reserved_.size()) < blocks) {
     Extent extent;
@@ -107,8 +108,9 @@ Status RowLog::Poll() {
       continue;
     }
     if (buffer->transfer.error != 0) {
-      status = ResourceExhausted("rows could not be written to '" + files_->folder() +
-                                 "': " + buffer->transfer.ErrorText() + ". They stay in memory");
+      status = ResourceExhausted("rows cannot be written to '" + files_->folder() +
+                                 "': " + buffer->transfer.ErrorText() +
+                                 ". The rows stay in memory, and the write is repeated");
       left.push_back(number);
       BeginWrite(buffer);
       continue;
@@ -182,13 +184,15 @@ Status RowLog::CheckCompaction() {
   Block& block = blocks_[compaction_->block];
   if (compaction_->transfer.error != 0) {
     block.is_compacted = false;
-    return DataLoss(where + "cannot be read: " + compaction_->transfer.ErrorText());
+    return DataLoss(where + "cannot be read: " + compaction_->transfer.ErrorText() +
+                    ". Restore the last checkpoint");
   }
   for (int64_t page = 0; page < pages_; ++page) {
     const auto number = static_cast<uint32_t>(compaction_->block * pages_ + page);
     if (layout_->IsWhole(compaction_->data() + page * layout_->bytes, number)) continue;
     block.is_compacted = false;
-    return DataLoss(where + "is not what was written there");
+    return DataLoss(where +
+                    "is damaged: it does not match its checksum. Restore the last checkpoint");
   }
   return OkStatus();
 }

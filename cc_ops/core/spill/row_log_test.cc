@@ -166,7 +166,7 @@ TEST(RowLog, DamageIsAnError) {
   close(file);
   const Status status = known.Compact(where_block.file);
   EXPECT_FALSE(status.ok());
-  EXPECT_NE(status.message().find("is not what was written there"), std::string::npos)
+  EXPECT_NE(status.message().find("does not match its checksum"), std::string::npos)
       << status.message();
 }
 

@@ -42,7 +42,8 @@ Status SealedFiles::Add(int descriptor, std::string name) {
   files_.reserve(files_.size() + 1);
   const int own = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   struct stat found;
-  if (own < 0 || fstat(own, &found) != 0) return Failed("cannot keep open the file", name);
+  if (own < 0 || fstat(own, &found) != 0)
+    return Failed("cannot duplicate the file descriptor of", name);
   files_.push_back({own, std::move(name), static_cast<int64_t>(found.st_size)});
   return OkStatus();
 }
@@ -51,14 +52,14 @@ Status SealedFiles::Link(size_t file, const std::string& path, bool* is_linked) 
   const int descriptor = files_[file].descriptor;
   const std::string opened = "/proc/self/fd/" + std::to_string(descriptor);
   *is_linked = linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
-  if (*is_linked && fsync(descriptor) != 0) return Failed("cannot bring to the disk", path);
+  if (*is_linked && fsync(descriptor) != 0) return Failed("cannot flush to disk", path);
   return OkStatus();
 }
 
 Status SealedFiles::Copy(size_t file, const std::string& path) const {
   const File& from = files_[file];
   const int to = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (to < 0) return Failed("cannot make", path);
+  if (to < 0) return Failed("cannot create", path);
   const PageMemory memory(static_cast<size_t>(kCopiedAtOnce), static_cast<size_t>(kPageUnit));
   Status status;
   int64_t done = 0;
@@ -68,13 +69,13 @@ Status SealedFiles::Copy(size_t file, const std::string& path) const {
     if (read < 0 && errno == EINTR) continue;
     if (read <= 0) {
       if (read == 0) errno = EIO;
-      status = Failed("cannot read what is to be copied to", path);
+      status = Failed("cannot read the spill file to copy to", path);
     } else if (!WriteAll(to, memory.data(), read)) {
       status = Failed("cannot write to", path);
     }
     done += read;
   }
-  if (status.ok() && fsync(to) != 0) status = Failed("cannot bring to the disk", path);
+  if (status.ok() && fsync(to) != 0) status = Failed("cannot flush to disk", path);
   close(to);
   return status;
 }
@@ -110,7 +111,8 @@ Status ReadBlocks(const std::string& path, const PageLayout& layout, const Block
     for (int64_t page = 0; page < blocks.pages; ++page) {
       const auto number = static_cast<uint32_t>(blocks.numbers[b] + page);
       if (layout.IsWhole(transfer.bytes + page * layout.bytes, number)) continue;
-      return damaged(transfer.offset + page * layout.bytes, "are not what was written there");
+      return damaged(transfer.offset + page * layout.bytes,
+                     "are damaged: they do not match their checksum");
     }
   }
   return OkStatus();

@@ -70,7 +70,7 @@ Status SpillFiles::Open(const std::string& folder, int64_t block_bytes,
   if (status.ok()) return status;
   files->reset();
   return InvalidArgument("spill: " + status.message() +
-                         "; expected a folder that exists and may be written to");
+                         "; expected an existing folder with write permission");
 }
 
 Status SpillFiles::Begin(int32_t* number) {
@@ -78,7 +78,7 @@ Status SpillFiles::Begin(int32_t* number) {
   ended_.reserve(files_.size() + 1);
   const int descriptor = OpenNameless(folder_);
   if (descriptor < 0) {
-    return ResourceExhausted("no file can be made in '" + folder_ + "': " + std::strerror(errno));
+    return ResourceExhausted("cannot create a file in '" + folder_ + "': " + std::strerror(errno));
   }
   if (ended_.empty()) {
     *number = static_cast<int32_t>(files_.size());
@@ -125,9 +125,10 @@ Status SpillFiles::Take(Extent* extent) {
   // Allocate now, so that a full disk is detected before rows leave memory.
   if (fallocate(file.descriptor, 0, offset, block_bytes_) != 0 && errno != EOPNOTSUPP) {
     const int error = errno;
-    return ResourceExhausted(
-        "there is no room for " + std::to_string(block_bytes_) + " bytes more in '" + folder_ +
-        "', beside the " + std::to_string(BytesBegun()) + " of the table: " + std::strerror(error));
+    return ResourceExhausted("cannot allocate " + std::to_string(block_bytes_) +
+                             " more bytes in '" + folder_ + "' in addition to the " +
+                             std::to_string(BytesBegun()) +
+                             " bytes of the table: " + std::strerror(error));
   }
   ++file.begun;
   ++file.taken;

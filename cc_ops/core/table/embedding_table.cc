@@ -26,10 +26,10 @@ int64_t EmbeddingTable::bytes() const {
 Status EmbeddingTable::CheckRate(float learning_rate) const {
   const RowTransforms& transforms = options_.rule.transforms;
   if (!transforms.DecaysAll() || transforms.Kept(learning_rate) > 0.) return OkStatus();
-  return InvalidArgument("learning_rate * weight_decay (of SGD: with 2 * l2) of table '" +
-                         options_.name + "' is " +
-                         std::to_string(learning_rate * transforms.decay) +
-                         "; expected below 1, where every row of the table decays");
+  return InvalidArgument(
+      "learning_rate * weight_decay (SGD adds 2 * l2 to weight_decay) of table '" + options_.name +
+      "' is " + std::to_string(learning_rate * transforms.decay) +
+      "; expected a product below 1 if all rows decay. Decrease learning_rate or weight_decay");
 }
 
 StepRates EmbeddingTable::BeginUpdate(float learning_rate) {
@@ -47,15 +47,15 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
   std::vector<int64_t> wanted;
   for (int64_t i = 0; i < n; ++i) {
     if ((flags[i] & ~kAllFlags) != 0) {
-      return InvalidArgument("the flags of key " + std::to_string(keys[i]) + " of table '" +
-                             options_.name + "', at index " + std::to_string(i) + ", are " +
-                             std::to_string(flags[i]) + "; expected 0 to " +
-                             std::to_string(kAllFlags) + ". No flag was set");
+      return InvalidArgument("flags[" + std::to_string(i) + "] is " + std::to_string(flags[i]) +
+                             " for key " + std::to_string(keys[i]) + " of table '" + options_.name +
+                             "'; expected an integer from 0 to " + std::to_string(kAllFlags) +
+                             ". No flag was set");
     }
     if (create_missing && options_.capacity > 0 && flags[i] != 0) wanted.push_back(keys[i]);
   }
   if (MayOverflow(*this, static_cast<int64_t>(wanted.size()))) {
-    const Status status = EvictFor({{this, std::move(wanted)}}, "rows with flags need");
+    const Status status = EvictFor({{this, std::move(wanted)}}, "keys with flags need");
     if (!status.ok()) return status;
   }
   if (rows_.spilled() != nullptr) {
@@ -65,7 +65,7 @@ Status EmbeddingTable::SetFlags(const int64_t* keys, const uint8_t* flags, int64
       if (flags[i] != 0) kept.push_back(keys[i]);
     }
     const Status status = rows_.LoadRow(kept.data(), static_cast<int64_t>(kept.size()),
-                                        /*reads=*/false, "rows with flags are", parallel);
+                                        /*reads=*/false, "keys with flags need", parallel);
     if (!status.ok()) return status;
   }
   flags_.Set(keys, flags, n, parallel, create_missing, &rows_);
@@ -101,21 +101,21 @@ void EmbeddingTable::ForgetFlags(const std::vector<int64_t>& keys) noexcept {
 Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n,
                              const Parallel& parallel) {
   const auto bad = [&](int64_t key, const std::string& what) {
-    return InvalidArgument("key " + std::to_string(key) + " to write" + " of table '" +
-                           options_.name + "' " + what + ". Nothing was written");
+    return InvalidArgument("the row to write for key " + std::to_string(key) + " of table '" +
+                           options_.name + "' " + what + ". No row was written");
   };
   const int64_t dim = options_.dim;
   for (int64_t i = 0; i < n * dim; ++i) {
     if (IsHeldBy(options_.dtype, rows[i])) continue;
-    return bad(keys[i / dim], "has the value " + std::to_string(rows[i]) + "; expected " +
+    return bad(keys[i / dim], "contains " + std::to_string(rows[i]) + "; expected " +
                                   NumbersHeldBy(options_.dtype));
   }
   std::vector<int64_t> wanted(keys, keys + n);
   std::sort(wanted.begin(), wanted.end());
   const auto twice = std::adjacent_find(wanted.begin(), wanted.end());
-  if (twice != wanted.end()) return bad(*twice, "comes twice; each key may come once");
+  if (twice != wanted.end()) return bad(*twice, "occurs twice; expected distinct keys");
   if (MayOverflow(*this, n)) {
-    const Status status = EvictFor({{this, std::move(wanted)}}, "rows to write are");
+    const Status status = EvictFor({{this, std::move(wanted)}}, "a write needs");
     if (!status.ok()) return status;
   }
   const auto write = [&](int64_t begin, int64_t end) {
@@ -130,7 +130,7 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n,
       rows_.WriteRow(rows + i * dim, targets[i - begin]);
     }
   };
-  return rows_.ForPartsInMemory(keys, n, /*reads=*/false, "rows to write are", parallel, write);
+  return rows_.ForPartsInMemory(keys, n, /*reads=*/false, "a write needs", parallel, write);
 }
 
 int64_t EmbeddingTable::Remove(const int64_t* keys, int64_t n) {

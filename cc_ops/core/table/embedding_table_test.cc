@@ -249,7 +249,7 @@ TEST(EmbeddingTable, ImportIsAllOrNothing) {
   EXPECT_EQ(copy.Export().counts, good.counts);
   TableContents twice = good;
   twice.keys[1] = twice.keys[0];
-  EXPECT_NE(copy.Import(twice).message().find("comes twice"), std::string::npos);
+  EXPECT_NE(copy.Import(twice).message().find("occurs twice"), std::string::npos);
   TableContents short_rows = good;
   short_rows.rows.pop_back();
   EXPECT_FALSE(copy.Import(short_rows).ok());

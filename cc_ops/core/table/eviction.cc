@@ -30,9 +30,9 @@ Status EvictFor(std::vector<WantedKeys> wanted, const std::string& who) {
     const TableOptions& options = of_table.table->options();
     if (static_cast<int64_t>(keys.size()) > options.capacity) {
       return ResourceExhausted(who + " " + std::to_string(keys.size()) + " rows of table '" +
-                               options.name + "' at once; its capacity is " +
+                               options.name + "' at once, but its capacity is " +
                                std::to_string(options.capacity) +
-                               ": raise the capacity or make the batches smaller");
+                               ". Increase `capacity` or reduce the batch size");
     }
   }
   for (WantedKeys& of_table : wanted) {

@@ -22,7 +22,7 @@ std::string DescribeLargest(std::vector<EmbeddingTable*> tables) {
     text += (t > 0 ? ", " : "") + Describe(*tables[t]);
   }
   if (tables.size() > kMaxNamed) {
-    text += " and " + std::to_string(tables.size() - kMaxNamed) + " smaller ones";
+    text += " and " + std::to_string(tables.size() - kMaxNamed) + " smaller tables";
   }
   return text;
 }
@@ -39,11 +39,11 @@ Status OutOfMemory(const std::string& doing, const std::vector<EmbeddingTable*>&
     });
     where = (full == tables.end() ? "a table" : Describe(**full)) + " cannot grow";
   } catch (...) {
-    where = "at work on " + DescribeLargest(tables);
+    where = "during work on " + DescribeLargest(tables);
   }
   return ResourceExhausted("out of memory while " + doing + ": " + where +
-                           "; all rows are intact. Bound the tables by `capacity`, make the "
-                           "batches smaller, or free memory and go on");
+                           "; all rows are intact. Set `capacity` to limit the number of rows, "
+                           "reduce the batch size, or free memory and continue");
 }
 
 }  // namespace slipstream

@@ -116,11 +116,11 @@ void RowStore::ExportRow(int shard, const HashIndex::Entry& entry, const StoredR
 }
 
 Status RowStore::CheckValues(const TableContents& contents) const {
-  const std::string of_table = " of table '" + options_.name + "'";
+  const std::string into = " into table '" + options_.name + "'";
   const auto bad = [&](const char* what, size_t i, const std::string& value, const char* allowed) {
     return InvalidArgument(std::string(what) + " of key " + std::to_string(contents.keys[i]) +
-                           " to import" + of_table + ", at index " + std::to_string(i) + ", is " +
-                           value + "; expected " + allowed + ". Nothing was imported");
+                           " to import" + into + ", at index " + std::to_string(i) + ", is " +
+                           value + "; expected " + allowed + ". No row was imported");
   };
   const auto first_bad = [](const std::vector<float>& values, RowDtype dtype) {
     const auto is_bad = [dtype](float value) { return !IsHeldBy(dtype, value); };
@@ -128,48 +128,52 @@ Status RowStore::CheckValues(const TableContents& contents) const {
   };
   const size_t row = static_cast<size_t>(first_bad(contents.rows, layout_.dtype));
   if (row < contents.rows.size()) {
-    return bad("a value", row / options_.dim, std::to_string(contents.rows[row]),
+    return bad("a row value", row / options_.dim, std::to_string(contents.rows[row]),
                NumbersHeldBy(layout_.dtype));
   }
   const size_t slot = static_cast<size_t>(first_bad(contents.slots, layout_.slot_dtype));
   if (slot < contents.slots.size()) {
-    return bad("a slot", slot / layout_.slots, std::to_string(contents.slots[slot]),
+    return bad("a slot value", slot / layout_.slots, std::to_string(contents.slots[slot]),
                NumbersHeldBy(layout_.slot_dtype));
   }
   for (size_t i = 0; i < contents.counts.size(); ++i) {
     if (std::isfinite(contents.counts[i]) && contents.counts[i] >= 0.f) continue;
-    return bad("the access count", i, std::to_string(contents.counts[i]), "a finite number from 0");
+    return bad("the access count", i, std::to_string(contents.counts[i]),
+               "a finite number of at least 0");
   }
   for (size_t i = 0; is_lru() && i < contents.last_used.size(); ++i) {
     if (contents.last_used[i] >= 0 && contents.last_used[i] <= contents.lookup_step) continue;
     return bad("the time of last use", i, std::to_string(contents.last_used[i]),
-               "from 0 to the number of lookups");
+               "an integer from 0 to the number of lookups");
   }
   if (contents.update_step < 0 || contents.lookup_step < 0) {
-    return InvalidArgument("the steps to import" + of_table + " are " +
+    return InvalidArgument("the steps to import" + into + " are " +
                            std::to_string(contents.update_step) + " updates and " +
                            std::to_string(contents.lookup_step) +
-                           " lookups; expected from 0. Nothing was imported");
+                           " lookups; expected at least 0 of each. No row was imported");
   }
   return OkStatus();
 }
 
 Status RowStore::Check(const TableContents& contents, bool adds) const {
-  const std::string of_table = " of table '" + options_.name + "'";
+  const std::string into = " into table '" + options_.name + "'";
   const size_t n = contents.keys.size(), all = n + (adds ? static_cast<size_t>(size()) : 0);
   if (options_.capacity > 0 && all > static_cast<size_t>(options_.capacity)) {
-    return InvalidArgument(std::to_string(all) + " keys to import exceed the capacity" + of_table +
-                           ", " + std::to_string(options_.capacity));
+    return InvalidArgument("table '" + options_.name + "' would have " + std::to_string(all) +
+                           " rows after the import; expected at most " +
+                           std::to_string(options_.capacity) +
+                           ", its capacity. Increase `capacity`");
   }
   if (contents.rows.size() != n * options_.dim || contents.slots.size() != n * layout_.slots ||
       contents.counts.size() != n ||
       (!contents.last_used.empty() && contents.last_used.size() != n)) {
-    return InvalidArgument("arrays to import for " + std::to_string(n) + " keys" + of_table +
+    return InvalidArgument("the arrays to import for " + std::to_string(n) + " keys" + into +
                            " have " + std::to_string(contents.rows.size()) + " row values, " +
-                           std::to_string(contents.slots.size()) + " slot values and " +
-                           std::to_string(contents.counts.size()) + " counts; each key has " +
-                           std::to_string(options_.dim) + ", " + std::to_string(layout_.slots) +
-                           " and 1");
+                           std::to_string(contents.slots.size()) + " slot values, " +
+                           std::to_string(contents.counts.size()) + " counts and " +
+                           std::to_string(contents.last_used.size()) +
+                           " times of last use; expected " + std::to_string(options_.dim) + ", " +
+                           std::to_string(layout_.slots) + ", 1 and 1 per key (or no times)");
   }
   const Status values = CheckValues(contents);
   if (!values.ok()) return values;
@@ -181,16 +185,18 @@ Status RowStore::Check(const TableContents& contents, bool adds) const {
             : std::find_if(sorted.begin(), sorted.end(), [&](int64_t key) { return Has(key); });
   if (twice != sorted.end() || known != sorted.end()) {
     return InvalidArgument("key " + std::to_string(twice != sorted.end() ? *twice : *known) +
-                           " to import" + of_table + " comes twice; each key may come once");
+                           " to import" + into +
+                           (twice != sorted.end() ? " occurs twice" : " has a row already") +
+                           "; expected each key once");
   }
   return OkStatus();
 }
 
 Status RowStore::Add(const TableContents& contents) {
   if (spilled_ == nullptr) {
-    return InvalidArgument("rows cannot be added to those of table '" + options_.name +
-                           "'; allowed where they spill to the disk: a table in memory takes all "
-                           "at once");
+    return InvalidArgument("adds is true, but table '" + options_.name +
+                           "' has all rows in memory; expected a table that spills to disk. Import "
+                           "all rows in a single call");
   }
   const Status status = Check(contents, /*adds=*/true);
   return status.ok() ? AddChecked(contents) : status;
@@ -242,7 +248,7 @@ Status RowStore::AddChecked(const TableContents& contents) {
       spilled_->BeginUse();
       const Status room = spilled_->Shrink(Parallel());
       if (!room.ok()) {
-        return Status(room.code(), room.message() + ". The table has a part of its rows now");
+        return Status(room.code(), room.message() + ". The table now has only a part of its rows");
       }
     }
     ImportRows(contents, begin, std::min(n, begin + at_once), Now(lookup_step_), &shards_);

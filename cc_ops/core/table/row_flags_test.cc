@@ -233,7 +233,7 @@ TEST(RowFlags, CreatedRowsStayWithinTheCapacity) {
   const Status status =
       flagged.table->SetFlags(many.data(), flags.data(), 5, flagged.parallel, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(status.message().find("5 rows of table 't' at once; its capacity is 4"),
+  EXPECT_NE(status.message().find("5 rows of table 't' at once, but its capacity is 4"),
             std::string::npos)
       << status.message();
   EXPECT_TRUE(flagged.Has(1) && !flagged.Has(11));
@@ -250,7 +250,8 @@ TEST(RowFlags, RefusesBitsThatAreNoFlags) {
   const uint8_t flags[] = {0, 2};
   const Status status = flagged.table->SetFlags(keys, flags, 2, flagged.parallel);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("key 2 of table 't', at index 1, are 2; expected 0 to 1"),
+  EXPECT_NE(status.message().find(
+                "flags[1] is 2 for key 2 of table 't'; expected an integer from 0 to 1"),
             std::string::npos)
       << status.message();
   EXPECT_EQ(flagged.Flags({1}), std::vector<uint8_t>(1, kSaturated));

@@ -18,51 +18,51 @@ std::string Of(const TableOptions& options) { return " of table '" + options.nam
 }  // namespace
 
 Status ValidateTableOptions(const TableOptions& options) {
-  if (options.name.empty()) return InvalidArgument("a table's name is empty; give it one");
+  if (options.name.empty()) return InvalidArgument("table_name is empty; expected a name");
   const Status dim = ValidateDim(options.dim, Of(options));
   if (!dim.ok()) return dim;
   if (options.spill.empty() != (options.memory == 0) || options.memory < 0) {
     return InvalidArgument("memory" + Of(options) + " is " + std::to_string(options.memory) +
-                           " and spill '" + options.spill +
-                           "'; expected both, bytes and a folder, or neither");
+                           " and spill is '" + options.spill +
+                           "'; expected both (a number of bytes and a folder) or neither");
   }
   if (!options.spill.empty() &&
       (options.rule.transforms.DecaysAll() || options.rule.transforms.SweepsAll())) {
     return InvalidArgument("spill" + Of(options) + " is '" + options.spill +
-                           "', but a penalty or decay of all rows touches each in every step; "
-                           "expected decay='batch'");
+                           "', but l2 or weight_decay with decay='all' changes all rows in every "
+                           "step; expected decay='batch' for a table that spills");
   }
   if (!options.spill.empty() && options.capacity > 0 &&
       options.eviction == TableOptions::Eviction::kLru) {
     return InvalidArgument("eviction" + Of(options) +
-                           " is lru; allowed where rows spill to the disk: lfu");
+                           " is 'lru'; expected 'lfu' for a table that spills to disk");
   }
   if (options.admit_after < 1 || options.admit_after > CountFilter::kMax) {
     return InvalidArgument("admit_after" + Of(options) + " is " +
-                           std::to_string(options.admit_after) + "; expected 1 to " +
-                           std::to_string(CountFilter::kMax));
+                           std::to_string(options.admit_after) +
+                           "; expected an integer from 1 to " + std::to_string(CountFilter::kMax));
   }
   if (options.expire_after < 0) {
     return InvalidArgument("expire_after" + Of(options) + " is " +
                            std::to_string(options.expire_after) +
-                           "; expected 1 or more, or 0 for never");
+                           "; expected at least 1, or 0 to keep rows forever");
   }
   if (options.capacity < 0) {
     return InvalidArgument("capacity" + Of(options) + " is " + std::to_string(options.capacity) +
-                           "; expected 1 or more, or 0 for no bound");
+                           "; expected at least 1, or 0 for no maximum");
   }
   if (options.dtype == RowDtype::kInt8 || options.slot_dtype == RowDtype::kInt8 ||
       options.slot_dtype == RowDtype::kFloat16) {
-    return InvalidArgument("the dtypes of rows and slots" + Of(options) + " are numbers " +
-                           std::to_string(static_cast<int>(options.dtype)) + " and " +
-                           std::to_string(static_cast<int>(options.slot_dtype)) +
-                           "; expected float32, bfloat16 or float16 of rows, float32 or bfloat16 "
-                           "of slots");
+    return InvalidArgument(
+        "dtype and slot_dtype" + Of(options) + " are the numbers " +
+        std::to_string(static_cast<int>(options.dtype)) + " and " +
+        std::to_string(static_cast<int>(options.slot_dtype)) +
+        "; expected float32, bfloat16 or float16 for rows and float32 or bfloat16 for slots");
   }
   if (options.dtype == RowDtype::kFloat16 && options.rule.transforms.DecaysAll()) {
     return InvalidArgument("dtype" + Of(options) +
-                           " is float16; allowed where all rows decay: float32 or bfloat16, whose "
-                           "range holds what rows are divided by");
+                           " is float16; expected float32 or bfloat16 if all rows decay, because "
+                           "the stored values exceed the range of float16");
   }
   std::vector<float> values(options.rule.parameters.begin(), options.rule.parameters.end());
   const RowTransforms& transforms = options.rule.transforms;
@@ -72,7 +72,7 @@ Status ValidateTableOptions(const TableOptions& options) {
   for (float value : values) {
     if (!std::isfinite(value)) {
       return InvalidArgument("a parameter of the initializer or the update rule" + Of(options) +
-                             " is " + std::to_string(value) + "; expected finite numbers");
+                             " is " + std::to_string(value) + "; expected a finite number");
     }
   }
   return OkStatus();
@@ -433,10 +433,11 @@ Status RowStore::LoadRow(const int64_t* keys, int64_t n, bool reads, const std::
     needed += static_cast<int64_t>(of_shard.size());
   }
   if (needed > spilled_->max_rows()) {
-    return ResourceExhausted(
-        who + " " + std::to_string(needed) + " rows of table '" + options_.name +
-        "' at once; its memory, " + std::to_string(options_.memory) + " bytes, holds " +
-        std::to_string(spilled_->max_rows()) + ": raise it or make the batches smaller");
+    return ResourceExhausted(who + " " + std::to_string(needed) + " rows of table '" +
+                             options_.name + "' from disk at once, but its memory of " +
+                             std::to_string(options_.memory) + " bytes holds " +
+                             std::to_string(spilled_->max_rows()) +
+                             " rows. Increase `memory` or reduce the batch size");
   }
   return spilled_->Load(missing, /*must_fit=*/!reads, parallel);
 }

@@ -130,7 +130,8 @@ Status SpilledRows::CheckPage(const Transfer& transfer, uint32_t number) const {
                              ". Restore the last checkpoint"));
   }
   if (layout_.IsWhole(transfer.bytes, number)) return OkStatus();
-  return ForTable(DataLoss(what + "is not what was written there. Restore the last checkpoint"));
+  return ForTable(
+      DataLoss(what + "is damaged: it does not match its checksum. Restore the last checkpoint"));
 }
 
 double SpilledRows::ValueOf(const RowShard& shard, const ShardSpill& spill, uint32_t index) const {

@@ -36,15 +36,16 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
   const std::string of = " of table '" + table->options().name + "'";
   const size_t n = contents.keys.size(), dim = static_cast<size_t>(table->dim());
   if (contents.ages.size() != n || contents.ranks.size() != n || contents.sums.size() != n * dim) {
-    return InvalidArgument("deferred gradients" + of + " have " + std::to_string(n) + " keys, " +
-                           std::to_string(contents.ages.size()) + " ages, " +
-                           std::to_string(contents.ranks.size()) + " ranks and " +
-                           std::to_string(contents.sums.size()) + " values; expected 1, 1 and " +
-                           std::to_string(dim) + " per key");
+    return InvalidArgument(
+        "the arrays of deferred gradients" + of + " have " + std::to_string(n) + " keys, " +
+        std::to_string(contents.ages.size()) + " ages, " + std::to_string(contents.ranks.size()) +
+        " ranks and " + std::to_string(contents.sums.size()) +
+        " values; expected 1 age, 1 rank and " + std::to_string(dim) + " values per key");
   }
   if (n > 0 && policy.mode != UpdatePolicy::Mode::kDefer) {
-    return InvalidArgument("the policy" + of + " defers nothing, but " + std::to_string(n) +
-                           " deferred gradients come; set a policy that defers first");
+    return InvalidArgument("the policy" + of + " does not defer gradients, but the import has " +
+                           std::to_string(n) +
+                           ". Set a policy with mode 'defer' before the import");
   }
   const Status status = CheckDeferred(contents, table->dim(), of);
   if (!status.ok()) return status;
@@ -59,24 +60,25 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
     const int64_t key = contents.keys[i], rank = contents.ranks[i], age = contents.ages[i];
     const int s = ShardOf(key);
     const auto invalid = [&](const std::string& what, int64_t value, const std::string& allowed) {
-      return InvalidArgument(what + " of deferred gradient " + std::to_string(i) + of + " is " +
+      return InvalidArgument(what + "[" + std::to_string(i) + "]" + of + " is " +
                              std::to_string(value) + "; expected " + allowed);
     };
     if (rank < 0 || rank >= static_cast<int64_t>(imported[s].size())) {
-      return invalid("rank", rank, "0 to " + std::to_string(imported[s].size() - 1));
+      return invalid("ranks", rank,
+                     "an integer from 0 to " + std::to_string(imported[s].size() - 1));
     }
     // A shadow policy applies no deferred gradients, so entries of unsampled keys are not needed.
     if (!policy.Samples(s)) continue;
     DeferredGradients& deferred = imported[s][static_cast<size_t>(rank)];
     if (age > last_age[s][static_cast<size_t>(rank)]) {
-      return invalid("age", age, "the oldest first");
+      return invalid("ages", age, "the highest age of each rank first");
     }
     last_age[s][static_cast<size_t>(rank)] = age;
     if (deferred.Find(key) != DeferredGradients::kNone) {
-      return invalid("key", key, "each once per rank");
+      return invalid("keys", key, "each key at most once per rank");
     }
     if (!policy.is_exchanged && !table->rows().Has(key)) {
-      return invalid("key", key, "keys with a row");
+      return invalid("keys", key, "a key that has a row");
     }
     const uint32_t index = deferred.Insert(key, table->updates().step() - age);
     std::copy_n(contents.sums.data() + i * dim, dim, deferred.Sum(index));

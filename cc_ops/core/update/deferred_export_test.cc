@@ -85,16 +85,16 @@ TEST(DeferredExport, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_NE(message_of(wrong).find("have 12 keys"), std::string::npos);
   wrong = Some(12);
   wrong.ranks[11] = 2;
-  EXPECT_NE(message_of(wrong).find("rank of deferred gradient 11"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("ranks[11] of table"), std::string::npos);
   wrong = Some(12);
   wrong.ages[5] = -1;
-  EXPECT_NE(message_of(wrong).find("age of deferred gradient 5"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("ages[5] of table"), std::string::npos);
   wrong = Some(12);
   wrong.keys[7] = wrong.keys[5];  // Repeats a key of the same rank.
-  EXPECT_NE(message_of(wrong).find("each once per rank"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("each key at most once per rank"), std::string::npos);
   wrong = Some(12);
   wrong.keys[3] = 12345;
-  EXPECT_NE(message_of(wrong).find("keys with a row"), std::string::npos);
+  EXPECT_NE(message_of(wrong).find("a key that has a row"), std::string::npos);
 }
 
 TEST(DeferredExport, ExchangedGradientsNeedNoRow) {

@@ -26,10 +26,10 @@ Status DescribeNonFinite(const LookupPlan& plan, const std::vector<PooledGradien
       for (int64_t j = 0; j < table.dim(); ++j) {
         const float value = gradients[f].data[i * gradients[f].stride + j];
         if (value - value != 0.f) {
-          return InvalidArgument("gradient of feature " + std::to_string(f) + " (table '" +
-                                 table.options().name + "'), example " + std::to_string(i) +
-                                 ", element " + std::to_string(j) + " is " + std::to_string(value) +
-                                 "; expected finite values. No row was updated");
+          return InvalidArgument(
+              "the gradient of feature " + std::to_string(f) + " (table '" + table.options().name +
+              "') is " + std::to_string(value) + " in example " + std::to_string(i) + ", element " +
+              std::to_string(j) + "; expected finite values. No row was updated");
         }
       }
     }

@@ -26,8 +26,8 @@ class LearningRates {
   Status Check(size_t num_tables) const {
     if (rates_.size() != 1 && rates_.size() != num_tables) {
       return InvalidArgument("learning_rate has " + std::to_string(rates_.size()) +
-                             " values; expected a scalar, or a rate for each of " +
-                             std::to_string(num_tables) + " tables");
+                             " values; expected a scalar or " + std::to_string(num_tables) +
+                             " values, a rate per table");
     }
     for (const float rate : rates_) {
       if (std::isfinite(rate)) continue;

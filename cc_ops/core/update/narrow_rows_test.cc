@@ -270,14 +270,14 @@ TEST(NarrowRows, WhatCannotBeKeptIsRefused) {
   const int64_t key = 3;
   const float rows[] = {1.f, -65504.f, 65505.f, 0.f};
   Status status = table.Write(&key, rows, 1);
-  EXPECT_NE(status.message().find("has the value 65505"), std::string::npos) << status.message();
-  EXPECT_NE(status.message().find("up to 65504"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("contains 65505"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("at most 65504"), std::string::npos) << status.message();
   TableContents contents;
   contents.keys = {3};
   contents.rows.assign(rows, rows + 4);
   contents.counts = {1.f};
   status = table.Import(contents);
-  EXPECT_NE(status.message().find("up to 65504"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("at most 65504"), std::string::npos) << status.message();
   options.rule.transforms.decay = .1f;
   options.rule.transforms.of_all_rows = true;
   EXPECT_FALSE(ValidateTableOptions(options).ok());

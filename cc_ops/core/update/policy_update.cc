@@ -378,7 +378,7 @@ Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
       }
       const Status status =
           table->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
-                                /*reads=*/false, "deferred gradients are of", parallel);
+                                /*reads=*/false, "the deferred gradients need", parallel);
       if (!status.ok()) return status;
     }
     parallel.run(parallel.threads, [&](int task) {

@@ -203,8 +203,9 @@ TEST(DecayOfEveryRow, NothingLeftIsRefused) {
   rule.transforms.of_all_rows = true;
   const EmbeddingTable table(OptionsOf(rule));
   EXPECT_TRUE(table.CheckRate(0.4f).ok());
-  EXPECT_NE(table.CheckRate(0.5f).message().find("table 't' is 1.000000; expected below 1"),
-            std::string::npos);
+  EXPECT_NE(
+      table.CheckRate(0.5f).message().find("table 't' is 1.000000; expected a product below 1"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -70,7 +70,8 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
       status = Enqueue(context, &launch);
     } catch (const std::bad_alloc&) {
       status = absl::ResourceExhaustedError(
-          absl::StrCat("out of memory in ", type_string(), " '", name(), "'"));
+          absl::StrCat("out of memory in ", type_string(), " '", name(),
+                       "'. Reduce the batch size or free memory and continue"));
     }
     if (!status.ok()) {
       context->SetStatus(status);

@@ -30,9 +30,10 @@ class MemoryChecked final : public Kernel {
 
  private:
   absl::Status Exhausted() const {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "out of memory in ", this->type_string(), " '", this->name(),
-        "'; what it works on is intact. Make the batches smaller, or free memory and go on"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("out of memory in ", this->type_string(), " '", this->name(),
+                     "'; its inputs and resources are intact. Reduce the batch size, or free "
+                     "memory and continue"));
   }
 };
 

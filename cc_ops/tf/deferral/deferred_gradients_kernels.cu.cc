@@ -47,13 +47,13 @@ struct GpuDevice {
 absl::Status AllocateStep(OpKernelContext* context, int64_t n, int64_t capacity,
                           Tensor* workspace) {
   if (n > kMaxDeferredRows - capacity) {
-    return absl::InvalidArgumentError(absl::StrCat("there are ", n, " keys beside room for ",
-                                                   capacity, " deferred gradients; expected up to ",
-                                                   kMaxDeferredRows, " of both"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the step has ", n, " keys and the buffers have capacity ", capacity,
+                     "; expected at most ", kMaxDeferredRows, " in total"));
   }
   size_t bytes = 0;
   TF_RETURN_IF_ERROR(Checked(context, DeferralWorkspaceBytes(n, capacity, &bytes),
-                             "could not size its workspace"));
+                             "could not compute the size of its workspace"));
   return context->allocate_temp(tensorflow::DT_UINT8, TensorShape({static_cast<int64_t>(bytes)}),
                                 workspace);
 }

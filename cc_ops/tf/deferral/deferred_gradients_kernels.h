@@ -162,7 +162,7 @@ inline absl::Status ReadFrom(tensorflow::OpKernelContext* context, int input, co
   TF_RETURN_IF_ERROR(ReadScalar(context, input, name, value));
   if (*value >= minimum && *value <= maximum) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", *value, "; expected ", minimum, " to ", maximum));
+      absl::StrCat(name, " is ", *value, "; expected an integer from ", minimum, " to ", maximum));
 }
 
 template <class Device>
@@ -247,7 +247,7 @@ absl::Status ImportDeferred(tensorflow::OpKernelContext* context,
   const int64_t n = context->input(1).NumElements();
   if (n > Device::kMaxCapacity) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "there are ", n, " deferred gradients; expected up to ", Device::kMaxCapacity));
+        "the import has ", n, " deferred gradients; expected at most ", Device::kMaxCapacity));
   }
   const DeferredContents contents = {ValuesOf<int64_t>(context, 1),
                                      ValuesOf<int64_t>(context, 2),

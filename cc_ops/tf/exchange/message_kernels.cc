@@ -26,7 +26,8 @@ absl::Status ReadRowFloats(tf::OpKernelConstruction* c, std::vector<int64_t>* ro
   for (size_t t = 0; t < row_floats->size(); ++t) {
     if ((*row_floats)[t] < 0 || (*row_floats)[t] > kMaxFloats) {
       return absl::InvalidArgumentError(absl::StrCat("row_floats[", t, "] is ", (*row_floats)[t],
-                                                     "; expected 0 to ", kMaxFloats));
+                                                     "; expected an integer from 0 to ",
+                                                     kMaxFloats));
     }
   }
   return absl::OkStatus();

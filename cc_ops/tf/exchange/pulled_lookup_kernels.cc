@@ -77,7 +77,8 @@ class LookUpPulledOp : public LookupOpBase {
     const PlanVariant* plan = nullptr;
     OP_REQUIRES_OK(c, ReadPlan(c, first, &plan));
     OP_REQUIRES(c, plan->workspace->plan.tables == tables,
-                absl::InvalidArgumentError("the plan is of other tables than the handles"));
+                absl::InvalidArgumentError("plan belongs to other tables; expected the plan of "
+                                           "SlipstreamRouteKeys for the same handles"));
     PulledMessages messages;
     OP_REQUIRES_OK(c, ReadPulled(c, first + 1, static_cast<int64_t>(tables.size()), &messages));
     OP_REQUIRES_OK(c, ToAbsl(LookUpPulled(features, combiners(), outputs, messages, training_,

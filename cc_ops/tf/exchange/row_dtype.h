@@ -29,7 +29,7 @@ inline absl::Status ReadRowDtype(tensorflow::OpKernelContext* c, int index, RowD
   TF_RETURN_IF_ERROR(ReadScalar(c, index, "wire_dtype", &number));
   if (number < 0 || number >= kRowDtypes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("wire_dtype is ", number, "; expected 0 to ", kRowDtypes - 1));
+        absl::StrCat("wire_dtype is ", number, "; expected an integer from 0 to ", kRowDtypes - 1));
   }
   *dtype = static_cast<RowDtype>(number);
   return absl::OkStatus();

@@ -56,10 +56,10 @@ class CreateHotKeysKernel : public tensorflow::OpKernel {
   explicit CreateHotKeysKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
     int64_t log2_width = 0;
     OP_REQUIRES_OK(context, context->GetAttr("log2_width", &log2_width));
-    OP_REQUIRES(
-        context, log2_width >= 1 && log2_width <= AccessSketch::kMaxLog2Width,
-        absl::InvalidArgumentError(absl::StrCat("log2_width is ", log2_width, "; expected 1 to ",
-                                                AccessSketch::kMaxLog2Width)));
+    OP_REQUIRES(context, log2_width >= 1 && log2_width <= AccessSketch::kMaxLog2Width,
+                absl::InvalidArgumentError(absl::StrCat("log2_width is ", log2_width,
+                                                        "; expected an integer from 1 to ",
+                                                        AccessSketch::kMaxLog2Width)));
     log2_width_ = static_cast<int>(log2_width);
   }
 
@@ -95,7 +95,7 @@ absl::Status CountBatch(tensorflow::OpKernelContext* context, HotKeysResource* r
   const int64_t n = context->input(1).NumElements();
   if (n > HotKeySketch::kMaxBatch) {
     return absl::InvalidArgumentError(
-        absl::StrCat("there are ", n, " keys; expected up to ", HotKeySketch::kMaxBatch));
+        absl::StrCat("keys has ", n, " elements; expected at most ", HotKeySketch::kMaxBatch));
   }
   return Device::Count(context, resource->View(), Data<int64_t>(context, 1), Data<bool>(context, 2),
                        n, attributes.unit);
@@ -107,7 +107,8 @@ absl::Status DecayCounts(tensorflow::OpKernelContext* context, HotKeysResource* 
   double factor = 0.0;
   TF_RETURN_IF_ERROR(ReadScalar(context, 1, "factor", &factor));
   if (!(factor >= 0.0 && factor <= 1.0)) {
-    return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; expected 0 to 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("factor is ", factor, "; expected a number from 0 to 1"));
   }
   const auto units = std::llround(factor * static_cast<double>(kNoDecay));
   return Device::Decay(context, resource->View().sketch, static_cast<uint64_t>(units));

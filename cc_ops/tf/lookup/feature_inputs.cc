@@ -30,21 +30,22 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
     TF_RETURN_IF_ERROR(context->GetAttr(list.name, list.values));
     if (list.values->size() != feature_keys_.size()) {
       return absl::InvalidArgumentError(absl::StrCat(list.name, " has ", list.values->size(),
-                                                     " entries; feature_keys has ",
-                                                     feature_keys_.size()));
+                                                     " entries; expected ", feature_keys_.size(),
+                                                     ", as many as feature_keys"));
     }
     for (size_t f = 0; f < list.values->size(); ++f) {
       const int value = (*list.values)[f];
       if (value < list.low || value >= list.high) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            list.name, "[", f, "] is ", value, "; expected ", list.low, " to ", list.high - 1));
+        return absl::InvalidArgumentError(absl::StrCat(list.name, "[", f, "] is ", value,
+                                                       "; expected an integer from ", list.low,
+                                                       " to ", list.high - 1));
       }
     }
   }
   if (padding_keys_.size() != feature_keys_.size() || has_padding_.size() != feature_keys_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("padding_keys has ", padding_keys_.size(),
-                                                   " entries and has_padding ", has_padding_.size(),
-                                                   "; feature_keys has ", feature_keys_.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "padding_keys has ", padding_keys_.size(), " entries and has_padding ", has_padding_.size(),
+        "; expected ", feature_keys_.size(), " each, as many as feature_keys"));
   }
   return absl::OkStatus();
 }
@@ -92,9 +93,9 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       view.width = width;
       if (feature_column_[f] >= 0) {
         if (feature_column_[f] >= width) {
-          return absl::InvalidArgumentError(absl::StrCat("feature ", Name(f), " reads column ",
-                                                         feature_column_[f], " of keys of shape ",
-                                                         k.shape().DebugString()));
+          return absl::InvalidArgumentError(absl::StrCat(
+              "feature_column of feature ", Name(f), " is ", feature_column_[f],
+              " for keys of shape ", k.shape().DebugString(), "; expected a column below ", width));
         }
         view.keys += feature_column_[f];
         view.num_keys -= feature_column_[f];
@@ -106,7 +107,8 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
       if (w.shape() != k.shape() || feature_column_[f] >= 0) {
         return absl::InvalidArgumentError(
             absl::StrCat("weights of feature ", Name(f), " have shape ", w.shape().DebugString(),
-                         "; expected that of its keys, ", k.shape().DebugString()));
+                         "; expected the shape of its keys, ", k.shape().DebugString(),
+                         ", and no feature_column"));
       }
       view.weights = w.flat<float>().data();
     }
@@ -114,8 +116,8 @@ absl::Status FeatureInputs::Read(tf::OpKernelContext* context, std::vector<Featu
     if (f == 0) *batch = view.batch;
     if (view.batch != *batch) {
       return absl::InvalidArgumentError(absl::StrCat("feature ", Name(f), " has ", view.batch,
-                                                     " examples; feature ", Name(0), " has ",
-                                                     *batch));
+                                                     " examples; expected ", *batch,
+                                                     ", as in feature ", Name(0)));
     }
     features->push_back(view);
   }

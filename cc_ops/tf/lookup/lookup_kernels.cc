@@ -27,7 +27,8 @@ absl::Status ReadPlan(tf::OpKernelContext* c, int input, const PlanVariant** pla
   TF_RETURN_IF_ERROR(CheckInputs(c, input, "plan: []"));
   *plan = c->input(input).scalar<tf::Variant>()().get<PlanVariant>();
   if (*plan != nullptr && (*plan)->workspace != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError("plan is not one that a lookup gave");
+  return absl::InvalidArgumentError(
+      "plan is empty or has another type; expected the plan of a lookup in the same process");
 }
 
 absl::Status OutputPlan(tf::OpKernelContext* c, int output, PlanVariant plan) {
@@ -46,7 +47,8 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
   *plan = &variant->workspace->plan;
   const std::vector<int64_t>& generations = (*plan)->generations;
   if (std::find(generations.begin(), generations.end(), -1) != generations.end()) {
-    return absl::InvalidArgumentError("plan is not one of a lookup in training");
+    return absl::InvalidArgumentError(
+        "plan contains no rows to update; expected the plan of a training lookup");
   }
   const LookupPlan& lookup = **plan;
   tf::OpInputList gradients;
@@ -55,8 +57,9 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
   const auto dim_of = [&](int f) { return lookup.tables[lookup.feature_table[f]]->dim(); };
   const bool is_stacked = gradients.size() == 1 && gradients[0].dims() == 3;
   if (!is_stacked && gradients.size() != num_features) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        gradients.size(), " gradients given; the lookup had ", num_features, " features"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradients has ", gradients.size(), " tensors; expected ", num_features,
+                     ", the number of features of the lookup, or 1 tensor of rank 3"));
   }
   for (int f = 0; f < num_features; ++f) {
     const tf::Tensor& g = gradients[is_stacked ? 0 : f];
@@ -66,7 +69,7 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
     if (g.shape() != expected) {
       return absl::InvalidArgumentError(
           absl::StrCat("gradient of feature ", f, " has shape ", g.shape().DebugString(),
-                       "; expected that of its pooled output, ", expected.DebugString()));
+                       "; expected ", expected.DebugString(), ", the shape of its pooled output"));
     }
     const float* data = g.flat<float>().data();
     if (is_stacked) {
@@ -81,9 +84,8 @@ absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** pla
 absl::Status ReadLearningRates(tf::OpKernelContext* c, int input, LearningRates* rates) {
   const tf::Tensor& tensor = c->input(input);
   if (tensor.dims() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat("learning_rate has shape ",
-                                                   tensor.shape().DebugString(),
-                                                   "; expected a scalar, or [tables]"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "learning_rate has shape ", tensor.shape().DebugString(), "; expected [] or [tables]"));
   }
   *rates = LearningRates(ValuesOf<float>(c, input));
   return absl::OkStatus();

@@ -13,8 +13,9 @@ absl::Status FeatureCombiners::Init(tf::OpKernelConstruction* c, int num_feature
   std::vector<std::string> names;
   TF_RETURN_IF_ERROR(c->GetAttr("combiners", &names));
   if (static_cast<int>(names.size()) != num_features) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "combiners has ", names.size(), " entries; there are ", num_features, " features"));
+    return absl::InvalidArgumentError(absl::StrCat("combiners has ", names.size(),
+                                                   " entries; expected ", num_features,
+                                                   ", the number of features"));
   }
   for (const std::string& name : names) {
     is_unpooled_.push_back(name == "none");
@@ -44,22 +45,24 @@ LookupOpBase::LookupOpBase(tf::OpKernelConstruction* c) : OpKernel(c) {
   const int needed = is_stacked_ ? 1 : inputs_.num_features();
   OP_REQUIRES(c, num_outputs == needed,
               absl::InvalidArgumentError(
-                  absl::StrCat("num_outputs is ", num_outputs, "; expected ", needed)));
-  OP_REQUIRES(
-      c, static_cast<int>(dims_.size()) == num_tables,
-      absl::InvalidArgumentError(absl::StrCat("table_dims has ", dims_.size(),
-                                              " entries; there are ", num_tables, " handles")));
+                  absl::StrCat("num_outputs is ", num_outputs, "; expected ", needed,
+                               is_stacked_ ? " if is_stacked" : ", the number of features")));
+  OP_REQUIRES(c, static_cast<int>(dims_.size()) == num_tables,
+              absl::InvalidArgumentError(absl::StrCat("table_dims has ", dims_.size(),
+                                                      " entries; expected ", num_tables,
+                                                      ", the number of handles")));
   const auto dim_of = [&](int f) { return dims_[inputs_.feature_table()[f]]; };
   for (int f = 1; is_stacked_ && f < inputs_.num_features(); ++f) {
     OP_REQUIRES(c, dim_of(f) == dim_of(0),
                 absl::InvalidArgumentError(absl::StrCat("features 0 and ", f, " have dims ",
                                                         dim_of(0), " and ", dim_of(f),
-                                                        "; is_stacked needs equal ones")));
+                                                        "; expected equal dims if is_stacked")));
   }
   for (int f = 0; is_stacked_ && f < inputs_.num_features(); ++f) {
-    OP_REQUIRES(c, !combiners_.is_unpooled(f),
-                absl::InvalidArgumentError(
-                    "a feature has combiner 'none'; is_stacked needs features that are pooled"));
+    OP_REQUIRES(
+        c, !combiners_.is_unpooled(f),
+        absl::InvalidArgumentError(absl::StrCat(
+            "feature ", f, " has combiner 'none'; expected pooled features if is_stacked")));
   }
 }
 
@@ -71,9 +74,9 @@ absl::Status LookupOpBase::Prepare(tf::OpKernelContext* c, TableResources* resou
   for (size_t t = 0; t < tables->size(); ++t) {
     const EmbeddingTable& table = *(*tables)[t];
     if (table.dim() != dims_[t]) {
-      return absl::InvalidArgumentError(absl::StrCat("table_dims[", t, "] is ", dims_[t],
-                                                     "; table '", table.options().name,
-                                                     "' has dim ", table.dim()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("table_dims[", t, "] is ", dims_[t], "; expected ", table.dim(),
+                       ", the dim of table '", table.options().name, "'"));
     }
   }
   int64_t batch = 0;

@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cc_ops/tf/base/shapes.h"
 #include "cc_ops/tf/lookup/lookup_shape.h"
 #include "tensorflow/core/framework/op.h"
@@ -48,13 +49,16 @@ absl::Status LookupShape(InferenceContext* c) {
       feature_table.size() != num_features || combiners.size() != num_features ||
       dims.size() != static_cast<size_t>(num_tables)) {
     return absl::InvalidArgumentError(
-        "feature_* lists and combiners, or table_dims and handles, differ in length");
+        "attributes differ in length; expected one entry per feature in combiners and the "
+        "feature_* lists, and one entry per handle in table_dims");
   }
   DimensionHandle batch = c->UnknownDim();
   for (size_t f = 0; f < num_features; ++f) {
     if (feature_keys[f] < 0 || feature_keys[f] >= num_keys || feature_splits[f] >= num_splits ||
         feature_table[f] < 0 || feature_table[f] >= num_tables) {
-      return absl::InvalidArgumentError("a feature_* list has an index beyond the op's inputs");
+      return absl::InvalidArgumentError(
+          absl::StrCat("feature_keys, feature_splits or feature_table of feature ", f,
+                       " is out of range; expected an index of an input of the op"));
     }
     if (feature_splits[f] >= 0) {
       TF_RETURN_IF_ERROR(
@@ -71,17 +75,23 @@ absl::Status LookupShape(InferenceContext* c) {
   int num_outputs = 0;
   TF_RETURN_IF_ERROR(c->GetAttr("num_outputs", &num_outputs));
   if (is_stacked) {
-    if (num_outputs != 1) return absl::InvalidArgumentError("is_stacked needs num_outputs = 1");
+    if (num_outputs != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("num_outputs is ", num_outputs, "; expected 1 if is_stacked"));
+    }
     for (int table : feature_table) {
       if (dims[table] != dims[feature_table[0]]) {
-        return absl::InvalidArgumentError("is_stacked needs tables of equal dim");
+        return absl::InvalidArgumentError(absl::StrCat("tables have dims ", dims[feature_table[0]],
+                                                       " and ", dims[table],
+                                                       "; expected equal dims if is_stacked"));
       }
     }
     c->set_output(0, c->MakeShape({batch, c->MakeDim(static_cast<int64_t>(num_features)),
                                    c->MakeDim(dims[feature_table[0]])}));
   } else {
     if (num_outputs != static_cast<int>(num_features)) {
-      return absl::InvalidArgumentError("num_outputs must be the number of features");
+      return absl::InvalidArgumentError(absl::StrCat("num_outputs is ", num_outputs, "; expected ",
+                                                     num_features, ", the number of features"));
     }
     for (size_t f = 0; f < num_features; ++f) {
       DimensionHandle examples = batch;

@@ -122,7 +122,8 @@ class AheadDataset::Iterator : public DatasetIterator<AheadDataset> {
       CancellationManager* parent = context->cancellation_manager();
       token_ = parent->get_cancellation_token();
       if (!parent->RegisterCallback(token_, [this] { cancellation_.StartCancel(); })) {
-        return absl::CancelledError("the iterator was cancelled");
+        return absl::CancelledError(
+            "the step was cancelled before the iterator of the dataset was created");
       }
       parent_ = parent;
     }
@@ -285,17 +286,18 @@ class AheadDatasetOp : public UnaryDatasetOpKernel {
 
  protected:
   void MakeDataset(OpKernelContext* context, DatasetBase* input, DatasetBase** output) override {
-    OP_REQUIRES(
-        context, types_ == input->output_dtypes(),
-        absl::InvalidArgumentError(absl::StrCat(
-            "output_types are ", tensorflow::DataTypeVectorString(types_), "; expected ",
-            tensorflow::DataTypeVectorString(input->output_dtypes()), ", those of input_dataset")));
+    OP_REQUIRES(context, types_ == input->output_dtypes(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "output_types are ", tensorflow::DataTypeVectorString(types_), "; expected ",
+                    tensorflow::DataTypeVectorString(input->output_dtypes()),
+                    ", the output types of input_dataset")));
     LookAheadRef ahead;
     OP_REQUIRES_OK(context, FindResource(context, 1, &ahead));
     try {
       *output = new AheadDataset(context, input, std::move(ahead), context->input(1));
     } catch (const std::bad_alloc&) {
-      context->CtxFailure(absl::ResourceExhaustedError("out of memory in SlipstreamAheadDataset"));
+      context->CtxFailure(absl::ResourceExhaustedError(
+          "out of memory in SlipstreamAheadDataset. Reduce the batch size or free memory"));
     }
   }
 

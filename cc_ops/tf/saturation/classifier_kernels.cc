@@ -159,16 +159,16 @@ absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
     const double value = sums.flat<double>()(i);
     const bool is_count = i == 0 || i == kStatisticsSums - 1;
     if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMaxCounted))) continue;
-    return absl::InvalidArgumentError(absl::StrCat("sums[", i, "] is ", value, "; expected ",
-                                                   is_count ? "a count from 0" : "a finite number",
-                                                   ". Nothing was imported"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sums[", i, "] is ", value, "; expected ",
+        is_count ? "a count from 0 to 2^53" : "a finite number", ". Nothing was imported"));
   }
   for (int64_t i = 0; i < histogram.NumElements(); ++i) {
     const double value = histogram.flat<double>()(i);
     if (std::isfinite(value) && value >= 0.0) continue;
-    return absl::InvalidArgumentError(absl::StrCat("histogram[", i / LossStatistics::kBins, ", ",
-                                                   i % LossStatistics::kBins, "] is ", value,
-                                                   "; expected from 0. Nothing was imported"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "histogram[", i / LossStatistics::kBins, ", ", i % LossStatistics::kBins, "] is ", value,
+        "; expected a finite number of at least 0. Nothing was imported"));
   }
   return absl::OkStatus();
 }
@@ -235,8 +235,8 @@ absl::Status ImportWindow(OpKernelContext* context, ClassifierResource* resource
   const int64_t* const numbers = Data<int64_t>(context, 3);
   for (int i = 0; i < 8; ++i) {
     if (numbers[i] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("numbers[", i, "] is ", numbers[i], "; expected 0 or more"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "numbers[", i, "] is ", numbers[i], "; expected at least 0. Nothing was imported"));
     }
   }
   ClassifierWindow window;

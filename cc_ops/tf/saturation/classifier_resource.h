@@ -30,8 +30,8 @@ absl::Status ReadOptional(tensorflow::OpKernelContext* context, int input, const
   const tensorflow::Tensor& given = context->input(input);
   const int64_t n = given.NumElements();
   if (given.dims() != 1 || (n != 0 && n != batch)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " have shape ", given.shape().DebugString(), "; expected [", batch, "] or [0]"));
+    return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", given.shape().DebugString(),
+                                                   "; expected [", batch, "] or [0]"));
   }
   *values = n == 0 && batch > 0 ? nullptr : given.flat<T>().data();
   return absl::OkStatus();

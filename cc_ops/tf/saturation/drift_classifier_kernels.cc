@@ -17,7 +17,7 @@ struct ClassifierOnCpu {
       if (split < minimum || split > maximum ||
           (i == lookups.batch && split != lookups.num_lookups)) {
         return absl::InvalidArgumentError(
-            absl::StrCat("row_splits[", i, "] is ", split, "; expected ascending from 0 to ",
+            absl::StrCat("row_splits[", i, "] is ", split, "; expected ascending values from 0 to ",
                          lookups.num_lookups, ", the number of keys"));
       }
     }

@@ -107,7 +107,7 @@ inline absl::Status CreateDriftClassifier(tensorflow::OpKernelContext* context) 
   TF_RETURN_IF_ERROR(ReadScalar(context, 0, "alpha", &alpha));
   if (!(alpha > 0.0 && alpha <= 1.0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("alpha is ", alpha, "; expected above 0, at most 1"));
+        absl::StrCat("alpha is ", alpha, "; expected a number above 0 and at most 1"));
   }
   return OutputResource(
       context, tensorflow::core::RefCountPtr<DriftClassifierResource>(

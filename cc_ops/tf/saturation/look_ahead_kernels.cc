@@ -20,7 +20,7 @@ using tensorflow::OpKernelContext;
 absl::Status ReadCount(OpKernelContext* context, int input, const char* name, int64_t* count) {
   TF_RETURN_IF_ERROR(ReadScalar(context, input, name, count));
   if (*count >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; expected 0 or more"));
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", *count, "; expected at least 0"));
 }
 
 absl::Status BeginWindow(OpKernelContext* context, LookAheadResource* resource) {
@@ -44,7 +44,8 @@ absl::Status Settle(OpKernelContext* context, LookAheadResource* resource) {
   // Returns after the callback, if it runs, has ended.
   if (can_be_cancelled) step->DeregisterCallback(token);
   if (is_settled) return absl::OkStatus();
-  return absl::CancelledError("the step was cancelled while a batch was being made");
+  return absl::CancelledError(
+      "the step was cancelled while it waited for the input pipeline to finish a batch");
 }
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookAhead", FunctionKernel<CreateResource<LookAheadResource>>);

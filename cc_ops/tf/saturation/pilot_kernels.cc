@@ -43,8 +43,8 @@ absl::Status Subsample(OpKernelContext* context, ClassifierResource* resource,
   const bool is_model = resource->classifier.options().pilot.kind == PilotKind::kModel;
   if (batch > 0 && is_model != (inputs.predictions != nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "predictions are ", is_model ? "missing" : "given", "; expected those of the model where ",
-        "it is the pilot, and none where it is not"));
+        "predictions has ", is_model ? 0 : batch, " elements; expected ", is_model ? batch : 0,
+        " if the pilot is ", is_model ? "the trained model" : "not the trained model"));
   }
   KeptInputs kept;
   TF_RETURN_IF_ERROR(ToAbsl(resource->classifier.Subsample(features, batch, inputs, &kept)));

@@ -34,9 +34,9 @@ struct SealedVariant {
 
 absl::Status Seal(tf::OpKernelContext* c, EmbeddingTable* table) {
   if (table->rows().spilled() == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
-                                                   "' has all rows in memory; expected a table "
-                                                   "whose rows spill to the disk"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("table '", table->options().name,
+                     "' has all rows in memory; expected a table that spills to disk"));
   }
   auto sealed = std::make_shared<SealedRows>();
   std::vector<int64_t> steps;
@@ -74,13 +74,14 @@ class SaveSealedFileOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, CheckInputs(c, 0, "files: [], index: [], path: []"));
     const auto* const sealed = c->input(0).scalar<tf::Variant>()().get<SealedVariant>();
     OP_REQUIRES(c, sealed != nullptr && sealed->rows != nullptr,
-                absl::InvalidArgumentError("files are none; expected of SlipstreamTableSeal"));
+                absl::InvalidArgumentError("files is empty; expected the output `files` of "
+                                           "SlipstreamTableSeal in the same process"));
     const SealedFiles& files = sealed->rows->files;
     const int64_t index = c->input(1).scalar<int64_t>()();
-    OP_REQUIRES(
-        c, index >= 0 && index < static_cast<int64_t>(files.size()),
-        absl::InvalidArgumentError(absl::StrCat("index is ", index, "; expected 0 to below ",
-                                                files.size(), ", the number of files")));
+    OP_REQUIRES(c, index >= 0 && index < static_cast<int64_t>(files.size()),
+                absl::InvalidArgumentError(absl::StrCat("index is ", index,
+                                                        "; expected at least 0 and below ",
+                                                        files.size(), ", the number of files")));
     const std::string path = c->input(2).scalar<tf::tstring>()();
     const auto file = static_cast<size_t>(index);
     bool is_saved = true;
@@ -103,9 +104,9 @@ class ReadSealedRowsOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, ReadRowDtype(c, "slot_dtype", &layout_.slot_dtype));
     constexpr int64_t kMax = int64_t{1} << 24;
     OP_REQUIRES(c, layout_.dim <= kMax && layout_.slots <= kMax && pages_ <= kMax,
-                absl::InvalidArgumentError(absl::StrCat("dim, slots and pages_of_block are ",
-                                                        layout_.dim, ", ", layout_.slots, " and ",
-                                                        pages_, "; expected at most ", kMax)));
+                absl::InvalidArgumentError(absl::StrCat(
+                    "dim, slots and pages_of_block are ", layout_.dim, ", ", layout_.slots, " and ",
+                    pages_, "; expected at most ", kMax, " each")));
   }
 
   void Compute(tf::OpKernelContext* c) override { OP_REQUIRES_OK(c, Run(c)); }

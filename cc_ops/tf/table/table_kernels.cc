@@ -40,7 +40,7 @@ class TableOp : public tf::OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("transforms", &transforms));
     OP_REQUIRES(c, transforms.empty() || transforms.size() == 6,
                 absl::InvalidArgumentError(absl::StrCat("transforms has ", transforms.size(),
-                                                        " numbers; expected none or 6")));
+                                                        " numbers; expected 0 or 6")));
     if (!transforms.empty()) {
       options_.rule.transforms = {transforms[0], transforms[1], transforms[2],
                                   transforms[3], transforms[4], transforms[5] != 0.f};
@@ -78,8 +78,9 @@ absl::Status Gather(tf::OpKernelContext* c, EmbeddingTable* table) {
   TF_RETURN_IF_ERROR(ReadAttribute(c, "dim", &dim));
   TF_RETURN_IF_ERROR(CheckInputs(c, 1, "keys: [n]", *table));
   if (dim != table->dim()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "dim is ", dim, "; table '", table->options().name, "' has dim ", table->dim()));
+    return absl::InvalidArgumentError(absl::StrCat("dim is ", dim, "; expected ", table->dim(),
+                                                   ", the dim of table '", table->options().name,
+                                                   "'"));
   }
   const int64_t n = c->input(1).NumElements();
   float* rows = nullptr;
@@ -89,7 +90,7 @@ absl::Status Gather(tf::OpKernelContext* c, EmbeddingTable* table) {
   const ReadingTableLocks lock({table});
   const int64_t* const keys = Data<int64_t>(c, 1);
   return ToAbsl(table->rows().ForPartsInMemory(
-      keys, n, /*reads=*/true, "to be read are", ParallelOf(c), [&](int64_t begin, int64_t end) {
+      keys, n, /*reads=*/true, "a read needs", ParallelOf(c), [&](int64_t begin, int64_t end) {
         table->rows().Gather(keys + begin, end - begin, ParallelOf(c), rows + begin * dim,
                              found + begin);
       }));
@@ -108,7 +109,7 @@ absl::Status Measure(tf::OpKernelContext* c, EmbeddingTable* table) {
   const ReadingTableLocks lock({table});
   const int64_t* const keys = Data<int64_t>(c, 1);
   return ToAbsl(table->rows().ForPartsInMemory(
-      keys, shape.num_elements(), /*reads=*/true, "to be measured are", ParallelOf(c),
+      keys, shape.num_elements(), /*reads=*/true, "a measurement needs", ParallelOf(c),
       [&](int64_t begin, int64_t end) {
         const int64_t first = begin * table->dim();
         MeasureRows(*table, keys + begin, Data<float>(c, 2) + first, end - begin,
@@ -123,7 +124,7 @@ absl::Status HotKeys(tf::OpKernelContext* c, EmbeddingTable* table) {
   int64_t k = 0;
   TF_RETURN_IF_ERROR(ReadAttribute(c, "by_key", &by_key));
   TF_RETURN_IF_ERROR(ReadScalar(c, 1, "k", &k));
-  if (k < 0) return absl::InvalidArgumentError(absl::StrCat("k is ", k, "; expected 0 or more"));
+  if (k < 0) return absl::InvalidArgumentError(absl::StrCat("k is ", k, "; expected at least 0"));
   std::vector<int64_t> keys;
   std::vector<float> counts;
   {
@@ -139,7 +140,8 @@ absl::Status DecayCounts(tf::OpKernelContext* c, EmbeddingTable* table) {
   float factor = 0.f;
   TF_RETURN_IF_ERROR(ReadScalar(c, 1, "factor", &factor));
   if (!(factor >= 0.f && factor <= 1.f)) {
-    return absl::InvalidArgumentError(absl::StrCat("factor is ", factor, "; expected 0 to 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("factor is ", factor, "; expected a number from 0 to 1"));
   }
   const ExclusiveLock lock(table->mutex());
   table->rows().DecayCounts(factor);
@@ -214,7 +216,7 @@ absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
 absl::Status SpillsError(const EmbeddingTable& table) {
   return absl::InvalidArgumentError(
       absl::StrCat("table '", table.options().name,
-                   "' spills its rows to the disk; expected a table whose rows are in memory"));
+                   "' spills rows to disk; expected a table with all rows in memory"));
 }
 
 // Writes the rows of the entries to the first six outputs, in the order of the entries. Without
@@ -296,9 +298,9 @@ absl::Status ImportAdmission(tf::OpKernelContext* c, EmbeddingTable* table) {
   const int64_t n = c->input(1).NumElements();
   constexpr int64_t kAll = kNumShards * CountFilter::kCounters;
   if ((n != 0 && n != kAll) || c->input(2).NumElements() != kNumShards) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("counters and added have ", n, " and ", c->input(2).NumElements(),
-                     " elements; expected 0 or ", kAll, ", and ", kNumShards));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "counters and added have ", n, " and ", c->input(2).NumElements(),
+        " elements; expected 0 or ", kAll, " counters and ", kNumShards, " elements of added"));
   }
   const uint8_t* const counters = Data<uint8_t>(c, 1);
   const int64_t* const added = Data<int64_t>(c, 2);

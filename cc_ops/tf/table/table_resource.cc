@@ -13,16 +13,16 @@ absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
   std::set<EmbeddingTable*> distinct;
   for (const tf::Tensor& handle : handles) {
     if (handle.dims() != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a handle has shape ", handle.shape().DebugString(), "; expected a scalar"));
+      return absl::InvalidArgumentError(absl::StrCat("handles[", tables->size(), "] has shape ",
+                                                     handle.shape().DebugString(),
+                                                     "; expected a scalar"));
     }
     tf::core::RefCountPtr<TableResource> resource;
     TF_RETURN_IF_ERROR(tf::LookupResource(c, handle.flat<tf::ResourceHandle>()(0), &resource));
     EmbeddingTable* table = resource->table();
     if (!distinct.insert(table).second) {
-      return absl::InvalidArgumentError(absl::StrCat("table '", table->options().name,
-                                                     "' comes twice among the handles; "
-                                                     "expected distinct tables"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "table '", table->options().name, "' occurs twice in handles; expected distinct tables"));
     }
     tables->push_back(table);
     resources->push_back(std::move(resource));

@@ -41,10 +41,10 @@ absl::Status SetPolicy(tf::OpKernelContext* c, EmbeddingTable* table) {
     TF_RETURN_IF_ERROR(ToAbsl(FlushDeferred(table, ParallelOf(c))));
     if (table->updates().num_deferred() > 0 && !now.is_shadow) {
       const char* why = now.is_exchanged
-                            ? "wait to be exchanged with other processes; they must be collected "
-                              "before its policy becomes another"
-                            : "cannot be applied before its policy becomes another: it has had "
-                              "neither an update nor a learning rate";
+                            ? "have not been exchanged with other processes. Collect them before "
+                              "you change the policy of the table"
+                            : "cannot be applied, because no update has set a learning rate. "
+                              "Update the table before you change its policy";
       return absl::FailedPreconditionError(absl::StrCat(table->updates().num_deferred(),
                                                         " deferred gradients of table '",
                                                         table->options().name, "' ", why));

@@ -313,7 +313,9 @@ def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
             loss = tf.reduce_sum(layer(tf.constant(keys), training=True)) * factor
         anchors = [v.value for v in layer.trainable_variables]
         gradients = tape.gradient(loss, anchors)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"not finite|expected a finite number"
+        ):
             optimizer.apply(gradients, layer.trainable_variables)
         return int(layer.store.export_table("user")["steps"][0])
 

@@ -126,7 +126,9 @@ def test_nan_losses_change_nothing(eager, settings):
     optimizer = CombinedOptimizer(keras.optimizers.Adam(**settings))
     model = train(make_model(optimizer, run_eagerly=eager), 1)
     before = contents(model)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'user'.*not finite"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"table 'user'.*(not finite|expected a finite number)"
+    ):
         train(model, 1, np.full_like(LABELS, np.nan))
     assert_same(model, before)
     train(model, 1)

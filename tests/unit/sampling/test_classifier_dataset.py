@@ -230,5 +230,7 @@ def test_bad_row_splits_are_an_error():
         return {"key": tf.RaggedTensor.from_row_splits(label, splits, validate=False)}
 
     dataset = matrix_batches([1, 2], 2, labels=np.array([1, 2]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="decrease from 2 to 1"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"row_splits\[2\] .* is 1; expected at least 2"
+    ):
         list(skip_inputs(dataset, make_classifier(), SPECS, get_keys=get_keys))

@@ -179,7 +179,7 @@ def test_what_a_dtype_cannot_keep_is_refused() -> None:
     store = store_of(Storage("float16"))
     rows = np.zeros((2, 8), np.float32)
     rows[1, 3] = 70_000
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 5.*70000.*up to 65504"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"key 5.*70000.*at most 65504"):
         store.write_rows("t", np.array([4, 5]), rows)
     assert store.size("t") == 0
     rule = optimizers.AdamW(0.1, decay="all")

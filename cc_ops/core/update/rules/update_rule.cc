@@ -43,7 +43,9 @@ Status UpdateRule::Make(const std::string& name, const std::vector<float>& numbe
   const auto* const found = std::find(names, std::end(AllRules::kNames), name);
   if (found == std::end(AllRules::kNames)) {
     std::string allowed;
-    for (const char* known : AllRules::kNames) allowed += std::string(" '") + known + "'";
+    for (const char* known : AllRules::kNames) {
+      allowed += std::string(allowed.empty() ? " '" : ", '") + known + "'";
+    }
     return InvalidArgument("rule is '" + name + "'; expected one of" + allowed);
   }
   rule->index = static_cast<int>(found - names);

@@ -289,7 +289,7 @@ TEST(UpdateRule, NamesWhatItDoesNotKnow) {
   EXPECT_STREQ(rule.name(), "adagrad");
   EXPECT_EQ(rule.parameters[1], 1e-7f);
   const Status unknown = UpdateRule::Make("lion", {}, &rule);
-  EXPECT_NE(unknown.message().find("'lion'; expected 'sgd'"), std::string::npos);
+  EXPECT_NE(unknown.message().find("'lion'; expected one of 'sgd'"), std::string::npos);
   const Status many = UpdateRule::Make("adagrad", {0.1f}, &rule);
   EXPECT_NE(many.message().find("1 parameters; expected 2"), std::string::npos);
 }
