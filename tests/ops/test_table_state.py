@@ -170,7 +170,7 @@ def test_a_bad_window_is_refused_and_nothing_changes(what: str) -> None:
     changed[0] = value
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         found.import_window({**window, name: changed})
-    with pytest.raises(tf.errors.InvalidArgumentError, match="expected all of them"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected all examples"):
         found.import_window({**window, "losses": window["losses"][:-1]})
     with pytest.raises(tf.errors.InvalidArgumentError):
         found.import_window({**window, "sums": window["sums"][:-1]})

@@ -240,7 +240,7 @@ Status InputClassifier::ImportWindow(const ClassifierWindow& window) {
     return InvalidArgument(
         "the sample to import has " + std::to_string(window.reservoir.ends.size()) +
         " of the window's " + std::to_string(window.reservoir.offered_in_window) +
-        " examples; expected all of them, up to reservoir_size (" +
+        " examples; expected all examples, up to reservoir_size (" +
         std::to_string(options_.reservoir_size) + "), each with its lookups and a loss");
   }
   for (const Lookup& lookup : window.reservoir.lookups) {

@@ -19,8 +19,8 @@ Status ValidateSettings(const ClassifierSettings& settings) {
   }
   if (settings.mode == SkipMode::kPredictedLoss && settings.keep_rate == 0.0) {
     return InvalidArgument(
-        "keep_rate is 0 in mode predicted_loss; expected a number above 0, because each kept "
-        "example is weighted by the inverse of its keep probability");
+        "keep_rate is 0 in mode predicted_loss; expected a number above 0, because no weight can "
+        "represent examples that are never kept");
   }
   return OkStatus();
 }

@@ -102,7 +102,9 @@ REGISTER_OP("SlipstreamPackMessages")
     .Output("lengths: int32")
     .SetShapeFn(Shapes("[ranks, tables], [n], [m], [] -> [bytes], [ranks]"))
     .Doc(
-        "Packs sizes, keys and values into one message per rank, whose length rarely changes.\n"
+        "Packs sizes, keys and values into one message per rank.\n"
+        "\n"
+        "The length of a message rarely changes, so that Horovod reuses its negotiated response.\n"
         "\n"
         "sizes: [ranks, tables]. Number of rows for each rank.\n"
         "keys: [n]. By rank, then by table.\n"
@@ -227,7 +229,7 @@ REGISTER_OP("SlipstreamSortKeys")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Sorts lists of keys, each on its own.
+Sorts each list of keys separately.
 
 keys: [n] each, where n may differ between the lists.
 sorted: [n] each. The keys of each list, ascending; repeated keys stay.

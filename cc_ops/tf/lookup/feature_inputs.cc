@@ -31,7 +31,7 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
     if (list.values->size() != feature_keys_.size()) {
       return absl::InvalidArgumentError(absl::StrCat(list.name, " has ", list.values->size(),
                                                      " entries; expected ", feature_keys_.size(),
-                                                     ", as many as feature_keys"));
+                                                     ", the length of feature_keys"));
     }
     for (size_t f = 0; f < list.values->size(); ++f) {
       const int value = (*list.values)[f];
@@ -45,7 +45,7 @@ absl::Status FeatureInputs::Init(tf::OpKernelConstruction* context, int num_tabl
   if (padding_keys_.size() != feature_keys_.size() || has_padding_.size() != feature_keys_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "padding_keys has ", padding_keys_.size(), " entries and has_padding ", has_padding_.size(),
-        "; expected ", feature_keys_.size(), " each, as many as feature_keys"));
+        "; expected ", feature_keys_.size(), " each, the length of feature_keys"));
   }
   return absl::OkStatus();
 }

@@ -161,14 +161,14 @@ absl::Status CheckStatistics(const Tensor& sums, const Tensor& histogram) {
     if (std::isfinite(value) && (!is_count || (value >= 0.0 && value <= kMaxCounted))) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "sums[", i, "] is ", value, "; expected ",
-        is_count ? "a count from 0 to 2^53" : "a finite number", ". Nothing was imported"));
+        is_count ? "a count from 0 to 2^53" : "a finite number", ". The window was not imported"));
   }
   for (int64_t i = 0; i < histogram.NumElements(); ++i) {
     const double value = histogram.flat<double>()(i);
     if (std::isfinite(value) && value >= 0.0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "histogram[", i / LossStatistics::kBins, ", ", i % LossStatistics::kBins, "] is ", value,
-        "; expected a finite number of at least 0. Nothing was imported"));
+        "; expected a finite number of at least 0. The window was not imported"));
   }
   return absl::OkStatus();
 }
@@ -235,8 +235,9 @@ absl::Status ImportWindow(OpKernelContext* context, ClassifierResource* resource
   const int64_t* const numbers = Data<int64_t>(context, 3);
   for (int i = 0; i < 8; ++i) {
     if (numbers[i] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "numbers[", i, "] is ", numbers[i], "; expected at least 0. Nothing was imported"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("numbers[", i, "] is ", numbers[i],
+                       "; expected at least 0. The window was not imported"));
     }
   }
   ClassifierWindow window;

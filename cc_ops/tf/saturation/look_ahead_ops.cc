@@ -25,8 +25,8 @@ REGISTER_OP("SlipstreamLookAheadBeginWindow")
     .Doc(R"doc(
 Starts or continues a window of batches.
 
-After the last batch of the window was returned, the dataset makes no batch in advance. Run this op
-at the start of each window.
+After the last batch of the window was returned, the dataset prepares no batch in advance. Run this
+op at the start of each window.
 
 handle: Scalar, from SlipstreamLookAhead.
 batches: Scalar, at least 0. Number of batches of the window; 0 means no limit.
@@ -38,11 +38,11 @@ REGISTER_OP("SlipstreamLookAheadSettle")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))
     .Doc(R"doc(
-Waits until no batch is being made.
+Waits until no batch is being prepared.
 
-Until the next batch is requested, the state that making a batch changes then stays constant, so
-that it can be read or saved. Returns Cancelled if the step is cancelled. The op does not wait for
-batches of a deleted iterator.
+Afterwards, the state that the preparation of a batch changes is constant until the next batch is
+requested, so that it can be read or saved. Returns Cancelled if the step is cancelled. The op does
+not wait for batches of a deleted iterator.
 
 handle: Scalar, from SlipstreamLookAhead.
 )doc");
@@ -56,15 +56,15 @@ REGISTER_OP("SlipstreamAheadDataset")
     .SetIsStateful()
     .SetShapeFn(Shapes("[], [] -> []"))
     .Doc(R"doc(
-Makes the next element of a dataset while the current one is used.
+Prepares the next element of a dataset while the current element is used.
 
-The elements and their order are those of the input.
+The elements and their order are the same as in the input.
 
-Another thread starts to make an element when the previous one is returned. If a window ends between
-the two, the element is made when it is requested. A checkpoint of an iterator waits for an element
-that is being made, and contains it.
+Another thread starts to prepare an element when the previous element is returned. If a window ends
+between the two, the element is prepared when it is requested. A checkpoint of an iterator waits for
+an element that is being prepared, and contains it.
 
-input_dataset: Scalar. The dataset that makes the elements.
+input_dataset: Scalar. The dataset that provides the elements.
 handle: Scalar, from SlipstreamLookAhead.
 dataset: Scalar. The dataset with the same elements.
 output_types: Data types of the components of an element.

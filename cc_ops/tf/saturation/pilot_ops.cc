@@ -88,9 +88,9 @@ REGISTER_OP("SlipstreamClassifierImportPilot")
 Replaces the state of the classifier's pilot with outputs of SlipstreamClassifierExportPilot.
 
 handle: Scalar. The classifier.
-base: [2]. As returned by SlipstreamClassifierExportPilot, as are the others.
-buckets: [n].
-numbers: [n, width].
+base: [2]. Output `base` of SlipstreamClassifierExportPilot.
+buckets: [n]. Output `buckets` of the same op.
+numbers: [n, width]. Output `numbers` of the same op.
 )doc");
 
 }  // namespace slipstream
