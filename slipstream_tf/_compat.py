@@ -39,12 +39,12 @@ def require_keras() -> Any:
     keras = importlib.import_module("keras")
     if version_numbers(keras.__version__) < MINIMUM_KERAS:
         raise ImportError(
-            f"slipstream_tf.keras needs Keras 3, found keras {keras.__version__}. "
+            f"slipstream_tf.keras requires Keras 3, but keras {keras.__version__} is installed. "
             "Run: pip install --upgrade 'keras>=3' (with TensorFlow 2.16 or later)."
         )
     if keras.backend.backend() != "tensorflow":
         raise ImportError(
-            "slipstream_tf.keras needs Keras's TensorFlow backend, found "
+            "slipstream_tf.keras requires the TensorFlow backend of Keras, but the backend is "
             f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before importing keras."
         )
     return keras
@@ -131,7 +131,7 @@ def layers_in(model: Any) -> list[Any]:
     """
     flatten = getattr(model, "_flatten_layers", None)
     if flatten is None:
-        raise TypeError(f"{model!r} is no Keras model or layer.")
+        raise TypeError(f"Invalid `model`: {model!r}. Expected a Keras model or layer.")
     return list(flatten(include_self=True, recursive=True))
 
 

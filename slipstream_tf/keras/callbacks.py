@@ -175,10 +175,12 @@ class RanksCallback(SeesOtherCallbacks):
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__()
         if not isinstance(store, TrackedStore):
-            allowed = "a store: embeddings.store of the layer, or a tables.VariableStore"
+            allowed = "a store. Pass `embeddings.store` of the embedding layer, or a VariableStore"
             raise invalid("store", store, type(self).__name__, allowed)
         if comm is None:
-            allowed = "distributed.init(), of one process, too"
+            allowed = (
+                "a communicator. Pass slipstream_tf.distributed.init(), also in a single process"
+            )
             raise invalid("comm", None, type(self).__name__, allowed)
         self._comm = comm
         self._store: Any = store
@@ -202,17 +204,20 @@ class RanksCallback(SeesOtherCallbacks):
         comm, of_optimizer = self._comm, getattr(self.model.optimizer, "slipstream_comm", None)
         if comm.size == 1:
             if of_optimizer is not None and of_optimizer.size > 1:
-                ranks = f"{of_optimizer.size} ranks"
-                allowed = f"the optimizer's, of {ranks} (Slipstream(..., comm=comm))"
-                raise invalid("comm", "one process", "the callback of a fit", allowed)
+                allowed = (
+                    f"the communicator of the optimizer, which has {of_optimizer.size} ranks. Pass "
+                    "it as `comm` to the embedding layer, or to Slipstream for a VariableStore"
+                )
+                place = f"{type(self).__name__} with 1 rank"
+                raise invalid("comm", type(comm).__name__, place, allowed)
             return
         if of_optimizer is not comm:
             allowed = (
-                "slipstream_tf.distributed.DistributedOptimizer(optimizer, comm) with the store's "
-                "comm, which averages gradients over the ranks"
+                "slipstream_tf.distributed.DistributedOptimizer(optimizer, comm) with the `comm` "
+                "of the tables, because gradients must be averaged over the ranks"
             )
             name = type(self.model.optimizer).__name__
-            raise invalid("optimizer", name, f"a fit on {comm.size} ranks", allowed)
+            raise invalid("optimizer", name, f"fit on {comm.size} ranks", allowed)
         for index, variable in enumerate(self.model.variables):
             value = variable.value
             if value.dtype.is_floating:
@@ -224,7 +229,7 @@ class RanksCallback(SeesOtherCallbacks):
                 require_same_rows(store, comm)
             elif isinstance(store, ExchangedStore):
                 updates = {"num_updates": store.num_updates}
-                require_same(comm, updates, "slipstream.updates", "the rows that ranks loaded")
+                require_same(comm, updates, "slipstream.updates", "the loaded rows")
         for index, rate in enumerate(self._store.rate_variables):
             name = f"slipstream.rows_learning_rate.{index}"
             rate.assign(comm.broadcast(tf.convert_to_tensor(rate), 0, "control", name))
@@ -232,8 +237,9 @@ class RanksCallback(SeesOtherCallbacks):
             self.model.train_with(comm)
         else:
             logging.warning(
-                "%s is no slipstream_tf.keras.LossFeedback: where the ranks' batches differ in "
-                "size, examples of small ones get more weight, and an empty one has no loss. Use "
+                "%s does not derive from slipstream_tf.keras.LossFeedback. If batch sizes differ "
+                "between ranks, examples of small batches have too much weight, and an empty batch "
+                "has no valid loss. Derive the model from LossFeedback, or call "
                 "slipstream_tf.distributed.scale_loss in its compute_loss.",
                 type(self.model).__name__,
             )
@@ -343,7 +349,8 @@ class SaturationCallback(RanksCallback):
         refuse_scaled_gradients(self.model.optimizer, self.slipstream.settings.policies)
         others = self.other_callbacks()
         if self._fit is self.params:
-            raise invalid("callbacks", "one callback twice", "fit", "each callback once")
+            names = [type(self).__name__] * 2
+            raise invalid("callbacks", names, "fit", "each callback once. Remove the repeated one")
         self._fit = self.params
         engines = [c.slipstream for c in others if isinstance(c, SaturationCallback)]
         require_fit(self.slipstream, self.model, engines)

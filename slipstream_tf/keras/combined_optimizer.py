@@ -126,8 +126,8 @@ class _AppliesRows(_Mixin):
             anchor = anchor_of(variable)
             if anchor is not None:
                 if anchor.table is None:
-                    place = f"CombinedOptimizer and layer {anchor.layer!r}"
-                    allowed = "EmbeddingCollection(..., apply='step')"
+                    place = f"layer {anchor.layer!r} with a CombinedOptimizer"
+                    allowed = "'step'. Pass apply='step' to the layer"
                     raise invalid("apply", "backward", place, allowed)
                 refuse_missing_rows(self, variable, anchor.layer)
         super().build(variables)
@@ -255,14 +255,17 @@ def _wrapped(given: Any) -> Any:
     except (ValueError, TypeError):
         found = None
     if found is None or not hasattr(found, "apply"):
-        raise invalid("optimizer", given, _PLACE, "a Keras optimizer or its name, e.g. 'adam'")
+        raise invalid(
+            "optimizer", given, _PLACE, "a Keras optimizer or its name, for example 'adam'"
+        )
     if applies_rows(found):
         return found
     if hasattr(found, "optimizers"):
-        allowed = "the optimizer in it to which the tables' anchors are mapped"
+        allowed = "a single optimizer. Wrap only the inner optimizer of the table anchors"
         raise invalid("optimizer", type(found).__name__, _PLACE, allowed)
     if getattr(found, "built", False):
-        raise invalid("optimizer", "one that was used", _PLACE, "one without state")
+        allowed = "an optimizer that has not been built. Pass a new optimizer"
+        raise invalid("optimizer", f"built {type(found).__name__}", _PLACE, allowed)
     if isinstance(found, keras.optimizers.LossScaleOptimizer):
         return CombinedLossScaleOptimizer(
             _wrapped(found.inner_optimizer),
@@ -311,12 +314,13 @@ def refuse_missing_rows(optimizer: Any, variable: Any, layer: str) -> None:
     """
     place = f"a model with tables of layer {layer!r}"
     if optimizer.use_ema:
-        allowed = "False: rows have no moving average, and would not fit the weights' one"
+        allowed = "False, because rows have no moving average that matches the averaged weights"
         raise invalid("use_ema", True, place, allowed)
     if optimizer.weight_decay and _compat.decays(optimizer, variable):
         allowed = (
-            "None, or of weights alone: optimizer.exclude_from_weight_decay(var_names=['_anchor']) "
-            "before compile (rows do not decay; files of Keras do not keep what is excluded)"
+            "None, or a weight decay without the tables, because rows do not decay. Call "
+            "optimizer.exclude_from_weight_decay(var_names=['_anchor']) before compile, also for a "
+            "loaded model, because Keras files do not store the exclusion"
         )
         raise invalid("weight_decay", optimizer.weight_decay, place, allowed)
 
@@ -324,7 +328,7 @@ def refuse_missing_rows(optimizer: Any, variable: Any, layer: str) -> None:
 def _require_slices(gradient: Any, anchor: Anchor) -> None:
     if not isinstance(gradient, tf.IndexedSlices):
         place = f"the gradient of tables of layer {anchor.layer!r} in CombinedOptimizer"
-        allowed = "tf.IndexedSlices, as the backward pass of a layer with apply='step' gives them"
+        allowed = "tf.IndexedSlices. Pass the gradients of tables as tape.gradient returns them"
         raise invalid("grads", type(gradient).__name__, place, allowed)
 
 

@@ -30,9 +30,13 @@ _NEED_STEP = (
     "loss_scale_factor",
 )
 _IN_STEP = (
-    "a slip.keras.Model, compiled when its layers are there, with an optimizer that was not used "
-    "before; or EmbeddingCollection(..., apply='step') and "
-    "model.compile(slip.keras.CombinedOptimizer(optimizer), ...)"
+    "leave `apply` unset and compile a slip.keras.Model after its layers exist, with a new "
+    "optimizer; or pass apply='step' to the layer and compile with "
+    "slip.keras.CombinedOptimizer(optimizer)"
+)
+_NO_SCALING = (
+    "an optimizer without loss scaling, because rows would receive scaled gradients. To use loss "
+    f"scaling, {_IN_STEP}"
 )
 
 
@@ -50,7 +54,7 @@ def require_apply(apply: str | None, store: Any, layer: str) -> str:
     require_choice("apply", apply, (*MODES, None), f"layer {layer!r}")
     if apply == "step" and not store.collects_gradients:
         place = f"layer {layer!r} with a {type(store).__name__}"
-        raise invalid("apply", apply, place, "'backward'; 'step' is of native tables")
+        raise invalid("apply", apply, place, "'backward', because 'step' requires native tables")
     return apply or "backward"
 
 
@@ -105,16 +109,17 @@ def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) ->
         if applies_rows(optimizer):
             return
         how = "keras.optimizers.LossScaleOptimizer(optimizer)" if is_scaled else "optimizer"
-        allowed = f"slip.keras.CombinedOptimizer({how}): the layer has apply='step'"
+        allowed = f"slip.keras.CombinedOptimizer({how}), because the layer has apply='step'"
         raise invalid("optimizer", name, place, allowed)
     if applies_rows(optimizer):
-        raise invalid("apply", apply, f"layer {layer.name!r} with a CombinedOptimizer", "'step'")
+        place = f"layer {layer.name!r} with a CombinedOptimizer"
+        raise invalid("apply", apply, place, "'step'. Pass apply='step' to the layer")
     if is_scaled:
-        raise invalid("optimizer", name, place, f"{_IN_STEP} (rows would see scaled gradients)")
+        raise invalid("optimizer", name, place, _NO_SCALING)
     for setting in _NEED_STEP:
         value = getattr(optimizer, setting, None)
         if value:
-            allowed = f"None; or, to have it act on rows, too, {_IN_STEP}"
+            allowed = f"None. To apply the setting to rows as well, {_IN_STEP}"
             raise invalid(setting, value, place, allowed)
     refuse_missing_rows(optimizer, anchors[0], layer.name)
 
@@ -132,11 +137,13 @@ def refuse_scaled_gradients(optimizer: Any, policies: Sequence[Any]) -> None:
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     name, place = type(optimizer).__name__, "fit with Slipstream"
     if is_scaled and not applies_rows(optimizer):
-        allowed = f"one without loss scaling, or {_IN_STEP} (rows would see scaled gradients)"
-        raise invalid("optimizer", name, place, allowed)
+        raise invalid("optimizer", name, place, _NO_SCALING)
     is_scaled = is_scaled or bool(getattr(optimizer, "loss_scale_factor", None))
     if is_scaled and any(isinstance(policy, DeferGradients) for policy in policies):
-        allowed = "no DeferGradients: how far a scaled gradient would move its row is not known"
+        allowed = (
+            "no DeferGradients, because scaled gradients do not determine how far rows move. "
+            "Remove DeferGradients or loss scaling"
+        )
         raise invalid("policies", list(policies), f"{place} and loss scaling", allowed)
 
 
@@ -161,16 +168,16 @@ def require_training_argument(layer: Any, training: bool | None) -> None:
     model = "" if outermost is layer else f" in {type(outermost).__name__} {outermost.name!r}"
     if training is None:
         allowed = (
-            "True or False under a gradient tape. Give the `call` of your keras.Model the argument "
-            "`training`, by which `fit` tells that it trains; or call the model, in a step of your "
-            "own, with training=True. Without, no row would be trained"
+            "True or False under a gradient tape, because rows train only with training=True. Add "
+            "the argument `training` to `call` of the keras.Model, so that `fit` can pass it. In a "
+            "custom training step, call the model with training=True"
         )
         raise invalid("training", None, f"layer {layer.name!r}{model}", allowed)
     if outermost is not layer:
         logging.warning(
-            "Layer %r%s is called with training=False under a gradient tape: its rows are not "
-            "trained. Call the model with training=True in a step of your own, or set "
-            "layer.trainable = False if that is meant.",
+            "Layer %r%s is called with training=False under a gradient tape. Its rows are not "
+            "trained. Call the model with training=True in a custom training step, or set "
+            "layer.trainable = False if the rows should not be trained.",
             *(layer.name, model),
         )
 
@@ -188,13 +195,15 @@ def require_own_store(store: Any, tables: Sequence[Any], comm: Any, prefetch: bo
         ValueError: The tables, `comm` or `prefetch` do not match.
     """
     if comm is not None:
-        raise invalid("comm", comm, "EmbeddingCollection with a store", "None: the store's own")
+        allowed = "None. The layer uses the communicator of the store"
+        raise invalid("comm", comm, "EmbeddingCollection with a store object", allowed)
     if prefetch and not store.prefetches:
-        allowed = "a ShardedStore made with prefetch=True"
+        allowed = "a distributed.ShardedStore that was created with prefetch=True"
         raise invalid("store", store, "EmbeddingCollection with prefetch=True", allowed)
     if tuple(store.tables) != tuple(tables):
         names = [table.name for table in store.tables]
-        raise invalid("store", names, "EmbeddingCollection", "a store of the given tables")
+        allowed = f"a store of the tables {[table.name for table in tables]} of the layer"
+        raise invalid("store", names, "EmbeddingCollection", f"{allowed}. Pass tables=store.tables")
 
 
 def refuse_loss_scaling(policy: Any, layer: str) -> None:
@@ -210,8 +219,8 @@ def refuse_loss_scaling(policy: Any, layer: str) -> None:
     for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
         if dtype == "float16":
             allowed = (
-                "'float32' or 'mixed_bfloat16' (float16 needs loss scaling, and the tables would "
-                "be updated with scaled gradients); or apply='step', with "
+                "'float32' or 'mixed_bfloat16', because rows would receive the scaled gradients of "
+                "float16 training. For float16, pass apply='step' and compile with "
                 "slip.keras.CombinedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
             )
             raise invalid("dtype policy", name, f"layer {layer!r}", allowed)
@@ -222,5 +231,5 @@ def refuse_replicas(layer: str) -> None:
     strategy = tf.distribute.get_strategy()
     if (replicas := strategy.num_replicas_in_sync) > 1:
         place = f"layer {layer!r} with {replicas} replicas"
-        allowed = "one replica per process; use Horovod for more than one"
+        allowed = "a strategy with one replica. Start one process per replica with Horovod instead"
         raise invalid("strategy", type(strategy).__name__, place, allowed)

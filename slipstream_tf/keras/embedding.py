@@ -71,7 +71,10 @@ class Embedding(EmbeddingCollection):
         refused["embeddings_constraint"] = embeddings_constraint
         for argument, value in refused.items():
             if value is not None:
-                raise invalid(argument, value, place, "None: rows are no Keras weights")
+                way_out = ". To set rows, call layer.table(name).write(keys, rows)"
+                allowed = "None, because rows are not Keras weights"
+                allowed += way_out if argument == "weights" else ""
+                raise invalid(argument, value, place, allowed)
         if input_dim is not None:
             input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1, place)
         table = Table(
@@ -127,11 +130,15 @@ class Embedding(EmbeddingCollection):
         """Returns keys as int64 [n] and asserts that they are in range."""
         place = f"layer {self.name!r}"
         if self.input_dim is not None and keys.dtype == tf.string:
-            raise invalid("input_dim", self.input_dim, f"{place} with texts as keys", "None")
+            allowed = "None, because text keys are hashed to any int64"
+            raise invalid("input_dim", self.input_dim, f"{place} with text keys", allowed)
         keys = as_keys(keys, self.specs[0].padding_key, place)
         if self.input_dim is None:
             return keys
-        allowed = f"Keys of {place} must be 0 to {self.input_dim - 1}; input_dim=None takes any."
+        allowed = (
+            f"Invalid `inputs` for {place}. Expected keys >= 0 and < input_dim={self.input_dim}. "
+            "Pass input_dim=None to accept all keys."
+        )
         minimum, maximum = tf.reduce_min(keys), tf.reduce_max(keys)
         checks = [
             tf.debugging.assert_non_negative(minimum, allowed),

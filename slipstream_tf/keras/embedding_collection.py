@@ -249,7 +249,9 @@ class EmbeddingCollection(keras.layers.Layer):
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         if self.store.learning_rate is None:
-            allowed = "layer.table(name).learning_rate: tables have rates of their own"
+            allowed = (
+                "tables with the same constant rate. Set layer.table(name).learning_rate instead"
+            )
             raise invalid("learning_rate", value, f"layer {self.name!r}", allowed)
         self.store.learning_rate.assign(require_rate(value, f"layer {self.name!r}"))
 
@@ -328,7 +330,8 @@ class EmbeddingCollection(keras.layers.Layer):
                 call.
         """
         if next_inputs is not None and not self.prefetch:
-            raise invalid("prefetch", False, f"next_inputs of layer {self.name!r}", "prefetch=True")
+            place = f"layer {self.name!r} with next_inputs"
+            raise invalid("prefetch", False, place, "True. Pass prefetch=True to the layer")
         packed = pack(inputs, self.specs, weights)
         stacked = self._gives_tensor(inputs)
         if training and self.trainable:
@@ -373,16 +376,19 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def _require_stackable(self, cause: str) -> None:
         if unpooled := [spec.name for spec in self.specs if spec.combiner is None]:
-            allowed = "a combiner for every feature of one tensor; feed a dictionary without"
-            place = f"features {unpooled} and {cause} of layer {self.name!r}"
+            allowed = (
+                "a combiner for every feature, because the output is one tensor. For features "
+                "without a combiner, pass keys as a dictionary and leave stacked=False"
+            )
+            place = f"features {unpooled} of layer {self.name!r} with {cause}"
             raise invalid("combiner", None, place, allowed)
         dims = {spec.name: self._dims[spec.table] for spec in self.specs}
         if len(set(dims.values())) > 1:
             allowed = (
-                "one dimension for all features (one tensor [batch, features, dim] comes out); "
-                "with several, feed a dictionary and leave stacked=False"
+                "the same dimension for all features, because the output is one tensor [batch, "
+                "features, dim]. Otherwise pass keys as a dictionary and leave stacked=False"
             )
-            raise invalid("dim", dims, f"{cause} of layer {self.name!r}", allowed)
+            raise invalid("dim", dims, f"layer {self.name!r} with {cause}", allowed)
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
         """Returns the output shape, or a dictionary of output shapes by feature.
@@ -452,7 +458,8 @@ class EmbeddingCollection(keras.layers.Layer):
         refuse_legacy_file(self.name)
         if self._store_name is None:
             place = f"get_config of layer {self.name!r}"
-            raise invalid("store", self.store, place, f"one of {STORES} by name")
+            allowed = "'native' or 'sok', because a store object is not serializable"
+            raise invalid("store", self.store, place, allowed)
         return {
             **super().get_config(),
             "tables": [table.get_config() for table in self.tables],
@@ -491,8 +498,9 @@ def _open_store(
         for name, default in _PLAIN_EXCHANGE.items():
             if exchange[name] != default:
                 what = "keys" if name == "prefetch" else "rows"
-                place = f"EmbeddingCollection, store={store!r}"
-                raise invalid(name, exchange[name], place, f"{default!r}: SOK sends the {what}")
+                place = f"EmbeddingCollection with store={store!r}"
+                allowed = f"{default!r}, because SOK exchanges the {what}"
+                raise invalid(name, exchange[name], place, allowed)
         from slipstream_tf.tables.sok.embeddings import SokEmbeddingStore
 
         return SokEmbeddingStore(tables, optimizer, comm)
@@ -507,6 +515,6 @@ def _open_store(
     if placement == "sharded":
         return ShardedStore(tables, optimizer, comm, **exchange)
     if exchange.pop("prefetch"):
-        allowed = "'sharded': replicated tables request rows from no other rank"
-        raise invalid("placement", placement, "EmbeddingCollection, prefetch=True", allowed)
+        allowed = "'sharded', because replicated tables do not request rows from other ranks"
+        raise invalid("placement", placement, "EmbeddingCollection with prefetch=True", allowed)
     return ReplicatedStore(tables, optimizer, comm, **exchange)

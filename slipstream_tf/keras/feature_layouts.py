@@ -29,16 +29,19 @@ def resolve_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
     given = tuple(tables) if isinstance(tables, Iterable) else (tables,)
     wrong = [table for table in given if not isinstance(table, Table)]
     if wrong or not given:
-        raise invalid("tables", wrong or tables, _LAYER, "one slipstream_tf.Table or more")
+        raise invalid("tables", wrong or tables, _LAYER, "at least one slipstream_tf.Table")
     names = [table.name for table in given]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise invalid("tables", twice, _LAYER, "tables with different names")
+        raise invalid("tables", twice, _LAYER, "a unique name for each table")
     return given
 
 
 def resolve_features(
-    features: Any, tables: Sequence[Table], padding_key: int | None = PADDING_KEY
+    features: Any,
+    tables: Sequence[Table],
+    padding_key: int | None = PADDING_KEY,
+    place: str = _LAYER,
 ) -> tuple[FeatureSpec, ...]:
     """Converts the argument `features` of `EmbeddingCollection` to specs.
 
@@ -48,6 +51,7 @@ def resolve_features(
             `FeatureSpec`s.
         tables: The tables of the layer.
         padding_key: Padding key of features that are not given as `FeatureSpec`.
+        place: Class with the argument, for errors.
 
     Returns:
         One spec per feature, in order.
@@ -67,18 +71,18 @@ def resolve_features(
     else:
         specs = list(features) if isinstance(features, Sequence) else [features]
         if padding_key != PADDING_KEY:
-            allowed = "left out: each FeatureSpec has its own"
-            raise invalid("padding_key", padding_key, f"{_LAYER} with features=", allowed)
+            allowed = f"the default {PADDING_KEY}. Pass FeatureSpec(..., padding_key={padding_key})"
+            raise invalid("padding_key", padding_key, f"{place} with FeatureSpecs", allowed)
     wrong = [spec for spec in specs if not isinstance(spec, FeatureSpec)]
     if wrong or not specs:
-        allowed = "None, a dictionary from feature name to table name, or a sequence of FeatureSpec"
-        raise invalid("features", wrong or features, _LAYER, allowed)
+        allowed = "None, a dictionary {feature name: table name}, or a sequence of FeatureSpec"
+        raise invalid("features", wrong or features, place, allowed)
     names = [spec.name for spec in specs]
     for spec in specs:
         if not isinstance(spec.name, str) or not spec.name:
-            raise invalid("features", spec.name, _LAYER, "non-empty names")
+            raise invalid("features", spec.name, place, "non-empty strings as feature names")
         if names.count(spec.name) > 1:
-            raise invalid("features", spec.name, _LAYER, "each feature once")
+            raise invalid("features", spec.name, place, "a unique name for each feature")
         _require_table(spec.name, spec.table, by_name)
         require_choice("combiner", spec.combiner, COMBINERS, f"feature {spec.name!r}")
         if spec.padding_key is not None:
@@ -139,12 +143,15 @@ def as_tensor(value: Any, place: str) -> Any:
     """
     if isinstance(value, (list, tuple)):
         if any(hasattr(part, "shape") and len(part.shape) for part in value):
-            allowed = "a dictionary {feature: keys}, or one key matrix [batch, features]"
+            allowed = (
+                "one tensor of keys. For multiple features, pass a dictionary {feature: keys} to "
+                "an EmbeddingCollection"
+            )
             raise invalid("inputs", f"a list of {len(value)} tensors", place, allowed)
         try:
             value = np.asarray(value)
         except ValueError as error:
-            allowed = "lists of one length; bags of several lengths are tf.ragged.constant(...)"
+            allowed = "lists of equal length. Otherwise pass tf.ragged.constant(keys)"
             raise invalid("keys", value, place, allowed) from error
         if value.size == 0:
             value = value.astype(np.int64)  # NumPy converts an empty list to floats.
@@ -167,7 +174,8 @@ def require_layout(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Non
     else:
         given = {MATRIX: inputs}
         if len(inputs.shape) != 2 or inputs.shape[1] not in (None, len(specs)):
-            allowed = f"[batch, {len(specs)}], a column per feature: {[s.name for s in specs]}"
+            names = [spec.name for spec in specs]
+            allowed = f"shape [batch, {len(specs)}] with one column per feature: {names}"
             raise invalid("keys", tuple(inputs.shape), place, allowed)
     for name, tensor in given.items():
         require_dtype(tensor, f"{name if name == MATRIX else f'feature {name!r}'} of {place}")
@@ -185,7 +193,7 @@ def require_dtype(keys: Any, place: str) -> None:
     """
     dtype = keras.backend.standardize_dtype(keys.dtype)
     if dtype != "string" and not dtype.lstrip("u").startswith("int"):
-        allowed = "keras.Input(..., dtype='int64') or another of integers or of texts ('string')"
+        allowed = "an integer dtype or 'string', for example keras.Input(..., dtype='int64')"
         raise FloatKeysError(str(invalid("dtype", dtype, place, allowed)))
 
 

@@ -60,11 +60,12 @@ class GlobalMetrics:
         layout = [[m.name, [list(v.shape) for v in m.variables]] for m in metrics]
         gathered = gather_json(self._comm, [trained is not None, layout], "slipstream.metrics")
         if any(other != layout for _, other in gathered):
-            self._warn("The ranks' models have different metrics")
+            self._warn("The models of the ranks have different metrics")
             return
         others = [metric for metric in metrics if not _is_sum(metric)]
         if others:
-            self._warn(f"The states of the metrics {[m.name for m in others]} are no sums")
+            names = [metric.name for metric in others]
+            self._warn(f"The states of the metrics {names} cannot be summed over the ranks")
         self._replace(logs, "", model, others, now if trained is None else trained)
         if any(has_evaluated for has_evaluated, _ in gathered):
             own = [np.zeros_like(part) for part in now] if trained is None else now
@@ -109,8 +110,9 @@ class GlobalMetrics:
         if not self._has_warned:
             self._has_warned = True
             logging.warning(
-                "%s: they stay each rank's own in the logs, and callbacks that act on them may act "
-                "differently on each rank.",
+                "%s. The logs of each rank contain local values of these metrics, and callbacks "
+                "that monitor them may decide differently on each rank. Use the same metrics on "
+                "all ranks, and monitor only metrics that are sums or means over examples.",
                 reason,
             )
 

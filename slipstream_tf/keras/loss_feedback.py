@@ -189,7 +189,7 @@ class LossFeedback(_Mixin):
         assert self._subsampler is not None
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
-        self._require_click(y_pred, f"pilot='model' of {self._place()}", ", or another pilot")
+        self._require_click(y_pred, f"pilot='model' of {self._place()}", ". Use another pilot")
         if self._gives_logits():
             y_pred = tf.sigmoid(y_pred)
         y_pred = tf.stop_gradient(tf.reshape(y_pred, [-1]))
@@ -223,7 +223,10 @@ class LossFeedback(_Mixin):
         if self._recorder is None or any(x is known for known in self._recorded_inputs):
             return loss
         if x is None:
-            allowed = "the features of the batch: self.compute_loss(x=x, y=y, y_pred=y_pred)"
+            allowed = (
+                "the features of the batch, because losses are recorded. Call "
+                "self.compute_loss(x=x, y=y, y_pred=y_pred)"
+            )
             raise invalid("x", None, f"compute_loss of {self._place()}", allowed)
         losses, labels = self._click_losses(given["y"], given["y_pred"])
         recorded = self.record_losses(x, losses, labels, given.get("sample_weight"))
@@ -251,13 +254,16 @@ class LossFeedback(_Mixin):
         The offset corrects the predictions for the different keep probabilities of clicks and
         non-clicks (`PredictedLoss(correction="offset")`).
         """
-        place = f"{self._place()} by PredictedLoss's offset"
-        self._require_click(y_pred, place, ", or correction='weight'")
+        place = f"{self._place()} with PredictedLoss(correction='offset')"
+        self._require_click(y_pred, place, ". Pass correction='weight' for other losses")
         config: Any = getattr(getattr(self, "loss", None), "get_config", dict)()
         smoothing = config.get("label_smoothing", 0.0)
         if smoothing:
-            allowed = "0, or correction='weight': smoothed labels have other log-odds"
-            raise invalid("label_smoothing", smoothing, f"{self._place()}, thinned", allowed)
+            allowed = (
+                "0, because the offset applies to the log odds of labels that are not smoothed. "
+                "Pass correction='weight' to use label smoothing"
+            )
+            raise invalid("label_smoothing", smoothing, place, allowed)
         y_pred = tf.cast(y_pred, tf.float32)
         offset = tf.reshape(offset, tf.shape(y_pred))
         if self._gives_logits():
@@ -289,7 +295,8 @@ class LossFeedback(_Mixin):
         if self._recorded_inputs is not None:
             if any(x is known for known in self._recorded_inputs):
                 place = f"record_losses of {self._place()}"
-                raise invalid("losses", "a second time", place, "once: compute_loss records them")
+                allowed = "one call per batch. Remove this call if compute_loss records losses"
+                raise invalid("losses", "losses of a recorded batch", place, allowed)
             self._recorded_inputs.append(x)
         losses = tf.stop_gradient(tf.reshape(tf.cast(losses, tf.float32), [-1]))
         labels, weights = (
@@ -301,9 +308,8 @@ class LossFeedback(_Mixin):
     def _click_losses(self, y: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns losses and labels, float32 [batch]."""
         reason = (
-            ": max_auc_loss and an estimate of cost extend a learning curve of AUC. Leave them out "
-            "for other losses, or call self.record_losses(x, losses, y) for one output in your own "
-            "train_step"
+            ", which max_auc_loss and DryRun(estimates_cost=True) require. Remove these settings, "
+            "or call self.record_losses(x, losses, y) for one output in a custom train_step"
         )
         self._require_click(y_pred, self._place(), reason)
         labels = tf.reshape(tf.cast(y, tf.float32), [-1])
@@ -314,7 +320,7 @@ class LossFeedback(_Mixin):
         shape = None if tf.nest.is_nested(y_pred) else y_pred.shape
         is_single = shape is not None and (shape.rank == 1 or (shape.rank == 2 and shape[-1] == 1))
         if not is_single or self._gives_logits() is None:
-            allowed = f"binary cross-entropy of one output{others}"
+            allowed = f"binary cross-entropy with one output{others}"
             raise invalid("loss", getattr(self, "loss", None), place, allowed)
 
     def _gives_logits(self) -> bool | None:
@@ -334,7 +340,7 @@ class LossFeedback(_Mixin):
         return None
 
     def _place(self) -> str:
-        return f"model {getattr(self, 'name', '')!r}, whose losses are recorded"
+        return f"model {getattr(self, 'name', '')!r}"
 
 
 def binary_cross_entropy(labels: tf.Tensor, predictions: Any, are_logits: bool | None) -> tf.Tensor:

@@ -26,14 +26,17 @@ def require_fit(engine: Any, model: Any, engines: Sequence[Any]) -> None:
     own = {id(store) for store in engine.store.parts}
     number = sum(any(id(store) in own for store in other.store.parts) for other in engines)
     if number > 1:
-        allowed = "one slipstream.callback() for the tables of a layer: each counts every step"
-        raise invalid("callbacks", f"{number} of Slipstream", "fit", allowed)
+        allowed = "one slipstream.callback per table, because each callback counts every step"
+        raise invalid("callbacks", f"{number} Slipstream callbacks", "fit", allowed)
     inside = {id(layer) for layer in layers_in(model)}
     for layer in engine.layers:
         if id(layer) not in inside:
-            name, place = f"layer {layer.name!r}", f"Slipstream in fit of model {model.name!r}"
-            allowed = "a layer of this model. A loaded or cloned model has layers of its own, which"
-            raise invalid("embeddings", name, place, f"{allowed} take a Slipstream of their own")
+            place = f"Slipstream in fit of model {model.name!r}"
+            allowed = (
+                "a layer of this model. A loaded or cloned model has new layers: create a new "
+                "Slipstream for them"
+            )
+            raise invalid("embeddings", layer.name, place, allowed)
     if isinstance(model, LossFeedback):
         return
     names = ("train_step", "compute_loss")
@@ -41,17 +44,19 @@ def require_fit(engine: Any, model: Any, engines: Sequence[Any]) -> None:
     is_plain = all(getattr(type(model), name) is getattr(keras.Model, name) for name in names)
     if engine.settings.needs_losses and is_plain:
         allowed = (
-            "slip.keras.Model(inputs, outputs), slip.keras.Sequential, or a class derived from "
-            "slip.keras.Model: max_auc_loss and an estimate of cost need each example's loss, "
-            "which a plain Keras model does not report"
+            "a model that records the loss of each example, which max_auc_loss and "
+            "DryRun(estimates_cost=True) require. Use slip.keras.Model(inputs, outputs), "
+            "slip.keras.Sequential, or a class derived from slip.keras.Model"
         )
         name = f"{type(model).__name__} {model.name!r}"
         raise invalid("model", name, "fit with Slipstream", allowed)
-    place = f"a fit of {type(model).__name__}, which is no slip.keras.Model"
+    place = f"fit of {type(model).__name__}, which is not a slip.keras.Model"
     if engine.settings.examples.correction == "offset":
-        raise invalid("correction", "offset", place, "'weight', which travels as sample weights")
+        allowed = "'weight', or a slip.keras.Model, because a plain model ignores the offset"
+        raise invalid("correction", "offset", place, allowed)
     if engine.settings.subsamples_in_step:
-        raise invalid("pilot", "model", place, "'fm', 'linear' or 'label'")
+        allowed = "'fm', 'linear' or 'label', or a slip.keras.Model, which subsamples its batches"
+        raise invalid("pilot", "model", place, allowed)
 
 
 def warn_at_window_end(engine: Any, report: Any) -> None:
@@ -63,26 +68,27 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
     """
     if engine.settings.policies and engine.plan.is_exceeded_by(report.step):
         _warn(
-            f"Training has taken {report.step:,} steps, but {engine.plan.steps:,} were planned: "
-            "the warm-up and the windows were too short. Batches that are read may be larger than "
-            "the batch_size that was given to Slipstream.apply. Make them by `.batch(n)` or "
-            "`.rebatch(n)`, which tell their size, or give Window(planned_steps=)."
+            f"Training has taken {report.step:,} steps, but only {engine.plan.steps:,} steps were "
+            "planned. Therefore the warm-up and the windows were too short. The batches of the "
+            "dataset may be larger than the `batch_size` of Slipstream.apply. Create them with "
+            "`.batch(n)` or `.rebatch(n)`, so that their size is known, or pass "
+            "Window(planned_steps=...)."
         )
     if report.window > 0:
         return
     if engine.settings.needs_losses and not engine.are_losses_recorded:
         is_bound = engine.settings.max_auc_loss is not None
-        nothing = "nothing is skipped" if is_bound else "what skipping costs is not known"
+        result = "nothing is skipped" if is_bound else "the report has no cost of skipping"
         _warn(
-            "A window has ended, and no step has told its inputs' losses, which the settings need: "
-            f"{nothing}. Call `self.record_losses(x, losses, y)` in the train_step of a "
-            "slip.keras.Model, or `slipstream.record_losses(x, losses, y)` in a loop of your own."
+            "A window has ended, but no step has recorded losses, which the settings require. "
+            f"Therefore {result}. Call `self.record_losses(x, losses, y)` in the train_step of a "
+            "slip.keras.Model, or `slipstream.record_losses(x, losses, y)` in a custom loop."
         )
     if engine.settings.subsamples_in_step and not report.examples_seen:
         _warn(
-            "A window has ended in which no example was subsampled. The model is the pilot, but "
-            "its train_step does not call `slipstream.subsample(batch, predictions)`. Add the "
-            "call, or use another pilot."
+            "A window has ended, but no example was subsampled, because pilot='model' is set and "
+            "train_step does not call `slipstream.subsample(batch, predictions)`. Add this call, "
+            "or use another pilot."
         )
     (trained, read), steps = engine.batch_sizes, report.step
     if engine.comm.size > 1 or not trained or not read or report.examples_skipped:
@@ -91,8 +97,8 @@ def warn_at_window_end(engine: Any, report: Any) -> None:
     if report.examples_seen > steps * trained + 2 * max(trained, read):
         _warn(
             f"The first window classified {report.examples_seen:,} examples, but its {steps} steps "
-            f"trained at most {steps * trained:,}: something fetches batches ahead of training, so "
-            "that thresholds take effect late. Put Slipstream.apply last, behind .prefetch."
+            f"trained at most {steps * trained:,}. The pipeline fetches batches ahead of training, "
+            "so that thresholds take effect late. Call Slipstream.apply last, after .prefetch."
         )
 
 
@@ -105,9 +111,9 @@ def warn_without_steps(engine: Any, batches: int) -> None:
     """
     if engine.steps == 0:
         _warn(
-            f"{batches} batches went through Slipstream.apply, but no step was counted: no window "
-            "ends and nothing is skipped. Give `slipstream.callback()` to model.fit, or call "
-            "`slipstream.step()` after each training step."
+            f"{batches} batches passed through Slipstream.apply, but no step was counted. "
+            "Therefore no window ends and nothing is skipped. Pass `slipstream.callback` to "
+            "model.fit, or call `slipstream.step()` after each training step."
         )
 
 
@@ -122,10 +128,8 @@ def require_no_validation(engine: Any) -> None:
     It is called when an iteration over such a result begins.
     """
     if engine.is_validating:
-        allowed = (
-            "data that did not go through Slipstream.apply: it would leave examples out of them"
-        )
-        raise invalid("validation_data", "of Slipstream.apply", "fit", allowed)
+        allowed = "a dataset without Slipstream.apply, which would drop examples"
+        raise invalid("validation_data", "a result of Slipstream.apply", "fit", allowed)
 
 
 _OWNERS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
@@ -143,5 +147,6 @@ def take_over(engine: Any, store: Any) -> None:
 def require_owner(engine: Any, store: Any) -> None:
     """Raises ValueError if a later engine tracks tables of the store."""
     if any(_OWNERS[part]() is not engine for part in store.parts):
-        allowed = "the Slipstream that was made last for these tables: both would set what they do"
-        raise invalid("slipstream", "one that was made before another", "a step", allowed)
+        place = f"a step of the tables {[table.name for table in store.tables]}"
+        allowed = "the Slipstream that was created last for these tables, which replaced this one"
+        raise invalid("slipstream", "a replaced Slipstream", place, allowed)

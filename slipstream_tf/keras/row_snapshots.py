@@ -33,8 +33,8 @@ from slipstream_tf.export.serving import ServedTable, ServingStore, encoded
 _NUMBER_BITS = 32
 _PROCESS = 1 + secrets.randbits(30)  # Part of each token, to detect tokens of other processes.
 _ALLOWED = (
-    "what `get_weights` of this process returned, unchanged (it has a token of the rows, which "
-    "only this process knows). Use `save_weights` and `load_weights` between processes"
+    "the unchanged result of `get_weights` in this process, because the token for the rows is "
+    "valid only here. Use `save_weights` and `load_weights` between processes"
 )
 
 
@@ -117,11 +117,12 @@ class _Snapshots:
         if process != _PROCESS or not 0 < number <= self._newest:
             raise invalid("weights", int(token), place, _ALLOWED)
         if snapshot is None:
-            raise ValueError(
-                f"{place}: the snapshot of the rows that these weights have is gone. The last "
-                f"{self._last.maxlen} live, and those whose array from `get_weights` is held: "
-                "hold it, or raise `last` by slipstream_tf.keras.limit_snapshots."
+            allowed = (
+                "the token of a snapshot that was not deleted. Snapshots are deleted except for "
+                f"the last {self._last.maxlen} and snapshots with a referenced token. Keep the "
+                "result of `get_weights`, or increase `last` of slipstream_tf.keras.limit_snapshots"
             )
+            raise invalid("weights", int(token), place, allowed)
         restore_state(store, {**snapshot.arrays(), **store.rates.export()}, place)
 
 
@@ -201,7 +202,8 @@ class RowsWeight(keras.Variable):
                 or other tables. The store is unchanged.
         """
         if not tf.executing_eagerly() or isinstance(value, keras.KerasTensor):
-            raise invalid("weights", value, f"{self._place} in a graph", "eager `set_weights`")
+            allowed = "eager execution. Call `set_weights` outside of a tf.function"
+            raise invalid("weights", value, f"{self._place} in a graph", allowed)
         _snapshots.put_back(self._store, value, self._place)
         return value
 
@@ -227,8 +229,8 @@ def refuse_legacy_file(layer_name: str) -> None:
     """
     if _compat.is_in_legacy_file():
         allowed = (
-            "'NAME.keras' (model.save) or 'NAME.weights.h5' (model.save_weights): the old format "
-            "has no place for the rows of embedding tables, and would lose them"
+            "'NAME.keras' for model.save or 'NAME.weights.h5' for model.save_weights, because the "
+            "legacy .h5 format cannot store the rows of tables and would lose them"
         )
         raise invalid("filepath", "*.h5", f"a model with layer {layer_name!r}", allowed)
 
@@ -272,8 +274,9 @@ class ExportedRows:
         if store is not self._store or not _compat.is_saving_model():
             return False
         if store.comm is not None and store.comm.size > 1:
-            allowed = "slip.export.saved_model(model, path), which all ranks call"
-            raise invalid("model", f"one of {store.comm.size} ranks", self._place, allowed)
+            allowed = "a single process. Call slip.export.saved_model(model, path) on all ranks"
+            place = f"a SavedModel with {self._place}"
+            raise invalid("model", f"a model on {store.comm.size} ranks", place, allowed)
         return True
 
     def trackables(self) -> dict[str, Any]:

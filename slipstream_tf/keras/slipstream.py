@@ -354,7 +354,10 @@ class Slipstream(tf.train.experimental.PythonState):
             ValueError: A policy skips examples or predicts losses, which requires `apply`.
         """
         if self.settings.skips_examples or self.settings.examples.pilot_settings:
-            allowed = "others; or let the data go through Slipstream.apply, which skips examples"
+            allowed = (
+                "policies that neither skip examples nor predict losses. Use Slipstream.apply for "
+                "the given policies"
+            )
             raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         if isinstance(self.store, SokStore):
             self.store.count_accesses(pack(inputs, self.specs))
@@ -375,7 +378,7 @@ class Slipstream(tf.train.experimental.PythonState):
             ValueError: A policy depends on predicted losses, which are computed on the host.
         """
         if self.settings.examples.pilot_settings:
-            allowed = "RowDrift: losses are predicted on the host"
+            allowed = "the score RowDrift, because losses are predicted on the host"
             raise invalid("score", self.settings.policies, "Slipstream.classifier_on", allowed)
         return self.tracker.classifier.copy_on(device)
 
@@ -470,8 +473,9 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         if self.comm.size > 1:
             raise ValueError(
-                f"A tf.train.Checkpoint has the state of one rank, but there are {self.comm.size} "
-                "ranks. Restore with distributed.CheckpointManager(..., engine=slipstream)."
+                "A tf.train.Checkpoint contains the engine state of one rank, but training has "
+                f"{self.comm.size} ranks. Save and restore with "
+                "distributed.CheckpointManager(..., engine=slipstream)."
             )
         self.restore([tree_from_bytes(string_value, "Slipstream")])
         self._restored = string_value
@@ -514,7 +518,9 @@ class Slipstream(tf.train.experimental.PythonState):
 
     def set_model(self, _: Any) -> None:
         """Raises TypeError, because Keras needs `slipstream.callback` instead."""
-        raise TypeError("A Slipstream is no callback. Write callbacks=[slipstream.callback].")
+        raise TypeError(
+            "A Slipstream is not a Keras callback. Pass callbacks=[slipstream.callback]."
+        )
 
     def step(self, steps: int = 1) -> WindowReport | None:
         """Counts training steps, and ends the window when it is full.

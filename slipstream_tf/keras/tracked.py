@@ -36,16 +36,21 @@ def tracked(
     if given and all(isinstance(layer, EmbeddingCollection) for layer in given):
         for name, value in (("features", features), ("comm", comm)):
             if value is not None:
-                raise invalid(name, value, "Slipstream with a layer", "None: it has its own")
+                allowed = f"None. Pass `{name}` to the layer instead"
+                raise invalid(name, value, "Slipstream with a layer", allowed)
         specs = tuple(spec for layer in given for spec in layer.specs)
         names = [spec.name for spec in specs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            allowed = "layers whose features differ in name, as slip.keras.Embedding(..., name=...)"
+            allowed = (
+                "layers with unique feature names. Rename the features, for example by "
+                "slip.keras.Embedding(..., name='user')"
+            )
             raise invalid("embeddings", twice, "Slipstream", allowed)
         stores = [layer.store for layer in given]
         return given, stores[0] if len(stores) == 1 else JoinedStore(stores), specs
     if isinstance(embeddings, (VariableStore, SokStore)):
-        return (), embeddings, resolve_features(features, embeddings.tables)
-    allowed = "slipstream_tf.keras.EmbeddingCollection, one or several, a VariableStore or a "
-    raise invalid("embeddings", embeddings, "Slipstream", allowed + "SokStore")
+        specs = resolve_features(features, embeddings.tables, place="Slipstream")
+        return (), embeddings, specs
+    allowed = "one or more slipstream_tf.keras.EmbeddingCollection, a VariableStore or a SokStore"
+    raise invalid("embeddings", embeddings, "Slipstream", allowed)

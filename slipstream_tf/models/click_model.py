@@ -37,7 +37,7 @@ def require_widths(
     Raises:
         ValueError: The widths are invalid.
     """
-    allowed = "a list of integers >= 1" + ("" if may_be_empty else ", not empty")
+    allowed = f"a {'' if may_be_empty else 'non-empty '}list of integers >= 1"
     if not isinstance(widths, (list, tuple)) or not (widths or may_be_empty):
         raise invalid(argument, widths, place, allowed)
     for width in widths:
@@ -226,7 +226,7 @@ class ClickModel(LossFeedback, keras.Model):
         require_integer("dense_features", dense_features, 0, None, place)
         self.dropout = require_dropout(dropout, place)
         if self.compute_dtype == "float16":
-            allowed = "'float32' or 'mixed_bfloat16' (float16 needs loss scaling)"
+            allowed = "'float32' or 'mixed_bfloat16', because float16 requires loss scaling"
             raise invalid("dtype policy", self.dtype_policy.name, place, allowed)
         self.embeddings = embeddings
         self.dense_features = dense_features
@@ -240,12 +240,15 @@ class ClickModel(LossFeedback, keras.Model):
         unpooled = [spec.name for spec in embeddings.specs if spec.combiner is None]
         pooled = {spec.name: spec.combiner for spec in embeddings.specs if spec.combiner}
         if unpooled and not self.takes_sequences:
-            allowed = "a combiner for every feature: a vector per feature goes into the model"
+            allowed = (
+                "a combiner for every feature, because the model uses one vector per feature. For "
+                "example, pass Table(name, dim, combiner='sum')"
+            )
             raise invalid("combiner", None, f"features {unpooled} of a {place}", allowed)
         if pooled and self.takes_sequences:
             allowed = (
-                "None for every feature, as in Table(name, dim, combiner=None): a vector per step "
-                "goes into the model"
+                "None for every feature, because the model uses one vector per step. Pass "
+                "Table(name, dim, combiner=None)"
             )
             raise invalid("combiner", pooled, f"the features of a {place}", allowed)
 
@@ -288,7 +291,7 @@ class ClickModel(LossFeedback, keras.Model):
         place = type(self).__name__
         require_number("base_rate", base_rate, 0.0, 1.0, place, open_minimum=True)
         if base_rate == 1.0:
-            raise invalid("base_rate", base_rate, place, "a number above 0 and below 1")
+            raise invalid("base_rate", base_rate, place, "a number > 0 and < 1")
         self.output_layer.bias.assign([math.log(base_rate / (1.0 - base_rate))])
 
     def mlp(self, name: str, widths: Sequence[int], inputs: int, **options: Any) -> MLP:
@@ -348,8 +351,8 @@ class ClickModel(LossFeedback, keras.Model):
         if training and self.embeddings.prefetch:
             if NEXT_KEYS not in inputs:
                 allowed = (
-                    f"{NEXT_KEYS!r}, too, in training with prefetch=True: put the data through "
-                    "slipstream_tf.distributed.prefetch_keys"
+                    f"the additional input {NEXT_KEYS!r}, which training with prefetch=True "
+                    "requires. Apply slipstream_tf.distributed.prefetch_keys to the dataset"
                 )
                 raise invalid("inputs", sorted(inputs), f"model {self.name!r}", allowed)
             next_keys = inputs[NEXT_KEYS]
@@ -373,7 +376,7 @@ class ClickModel(LossFeedback, keras.Model):
             ValueError: The tables have different dimensions.
         """
         if len(set(self.dims.values())) > 1:
-            allowed = f"one dimension for all features ({cause} need it)"
+            allowed = f"the same dimension for all features, because {cause} require it"
             raise invalid("dim", dict(self.dims), type(self).__name__, allowed)
         return next(iter(self.dims.values()))
 
@@ -382,16 +385,15 @@ class ClickModel(LossFeedback, keras.Model):
         names = set(inputs) - {*NOTES, NEXT_KEYS} if isinstance(inputs, Mapping) else set()
         if sorted(names) != expected:
             given = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
-            allowed = f"a dictionary with {expected} (dense_features={self.dense_features})"
+            allowed = f"a dictionary with {expected} for dense_features={self.dense_features}"
             raise invalid("inputs", given, f"model {self.name!r}", allowed)
         if not self.dense_features:
             return None, inputs["keys"]
         dense = inputs["dense"]
         shape = (*self.dense_axes, self.dense_features)
         if len(dense.shape) != len(shape) or dense.shape[-1] not in (None, shape[-1]):
-            allowed = (
-                f"[{', '.join(map(str, shape))}], as dense_features={self.dense_features} says"
-            )
+            axes = ", ".join(map(str, shape))
+            allowed = f"shape [{axes}] for dense_features={self.dense_features}"
             raise invalid("dense", tuple(dense.shape), f"model {self.name!r}", allowed)
         return dense, inputs["keys"]
 

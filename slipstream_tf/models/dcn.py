@@ -72,7 +72,7 @@ class DCNv2(ClickModel):
         if rank is not None:
             require_integer("rank", rank, 1, None, "DCNv2")
             if rank >= width:
-                allowed = f"an integer below the input's width {width}, or None for full matrices"
+                allowed = f"an integer < {width}, the width of the input, or None for full matrices"
                 raise invalid("rank", rank, "DCNv2", allowed)
         self.rank = rank
         penalty = penalty_of(self.l2)

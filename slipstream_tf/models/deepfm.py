@@ -57,9 +57,9 @@ class DeepFM(ClickModel):
     ) -> None:
         super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         self.deep_widths = require_widths("deep", deep, "DeepFM", may_be_empty=True)
-        dim = self.one_dim("dots")
+        dim = self.one_dim("dot products")
         if dim < 2:
-            allowed = "2 or more: a linear weight and a factor"
+            allowed = "an integer >= 2, because a row contains a linear weight and factors"
             raise invalid("dim", dim, "DeepFM", allowed)
         self.linear = self.factors = None
         if dense_features:

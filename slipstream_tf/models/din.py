@@ -90,8 +90,8 @@ class DIN(ClickModel):
         unpooled = {name for name, spec in specs.items() if spec.combiner is None}
         pooled = set(specs) - unpooled
         allowed = (
-            f"each feature without a combiner, {sorted(unpooled)}, with one of {sorted(pooled)} of "
-            "the same dimension"
+            f"a dictionary from each feature without a combiner, {sorted(unpooled)}, to a feature "
+            f"of the same dimension, one of {sorted(pooled)}"
         )
         if not self.targets or set(self.targets) != unpooled:
             raise invalid("history", self.targets, "DIN", allowed)

@@ -48,12 +48,13 @@ class DotsModel(ClickModel):
         place = type(self).__name__
         self.bottom_widths = require_widths("bottom", bottom, place, not dense_features)
         self.top_widths = require_widths("top", top, place)
-        self.dim = self.one_dim("dots")
+        self.dim = self.one_dim("dot products")
         if self.top_widths[-1] != 1:
-            raise invalid("top", list(top), place, "a list that ends with 1, the logit")
+            raise invalid(
+                "top", list(top), place, "a list that ends with 1, the width of the logit"
+            )
         if dense_features and self.bottom_widths[-1] != self.dim:
-            allowed = f"a list that ends with {self.dim}, the dim of the embedding tables"
-            place += f", whose bottom MLP ends with {self.bottom_widths[-1]}"
+            allowed = f"a list that ends with {self.dim}, the dimension of the tables"
             raise invalid("bottom", list(bottom), place, allowed)
         self.num_vectors = len(embeddings.specs) + (1 if dense_features else 0)
         self.bottom = None
@@ -123,8 +124,8 @@ class DLRM(DotsModel):
     ) -> None:
         super().__init__(embeddings, dense_features, bottom, top, dropout, returns_logits, **kwargs)
         if self.num_vectors < 2:
-            allowed = "two features or more, or dense_features >= 1 (there is no pair otherwise)"
-            raise invalid("embeddings", f"{len(embeddings.specs)} feature", "DLRM", allowed)
+            allowed = "at least two features, or dense_features >= 1, to have a pair of vectors"
+            raise invalid("embeddings", [embeddings.specs[0].name], "DLRM", allowed)
         pairs = self.num_vectors * (self.num_vectors - 1) // 2
         self.end_with_top(pairs + (self.dim if dense_features else 0))
 
@@ -202,7 +203,7 @@ class TBSM(DotsModel):
         super().__init__(embeddings, dense_features, bottom, top, dropout, returns_logits, **kwargs)
         paddings = {spec.name: spec.padding_key for spec in embeddings.specs}
         if set(paddings.values()) != {PADDING_KEY}:
-            allowed = f"{PADDING_KEY} for all features, of steps that are not there"
+            allowed = f"{PADDING_KEY} for every feature, because it marks missing steps"
             raise invalid("padding_key", paddings, "TBSM", allowed)
         self.step_widths = require_widths("step", step, "TBSM")
         vectors, width = self.num_vectors, self.step_widths[-1]
@@ -277,13 +278,15 @@ def _padded_keys(keys: Any, model: str) -> dict[str, tf.Tensor]:
     """Returns the keys of sequences, int64 [batch, steps], padded with -1."""
     place = f"model {model!r}"
     if not isinstance(keys, Mapping):
-        raise invalid("keys", type(keys).__name__, place, "a dictionary {feature: [batch, steps]}")
+        raise invalid(
+            "keys", type(keys).__name__, place, "a dictionary {feature: keys [batch, steps]}"
+        )
     padded = {}
     for name, part in keys.items():
         if isinstance(part, tf.RaggedTensor):
             part = part.to_tensor(PADDING_KEY)
         if len(part.shape) != 2:
-            allowed = "[batch, steps], a key per step, or a RaggedTensor [batch, None]"
+            allowed = "shape [batch, steps] with one key per step, or a RaggedTensor [batch, None]"
             raise invalid("keys", tuple(part.shape), f"feature {name!r} of {place}", allowed)
         padded[name] = part
     return padded

@@ -67,7 +67,7 @@ class FinalMLP(ClickModel):
         for name, widths in (("first", first), ("second", second)):
             require_widths(name, widths, "FinalMLP")
             if widths[-1] % heads:
-                allowed = f"a list whose last width is a multiple of heads={heads}"
+                allowed = f"a list that ends with a multiple of heads={heads}"
                 raise invalid(name, list(widths), "FinalMLP", allowed)
         self.widths = (tuple(first), tuple(second))
         self.heads, self.gate = heads, gate

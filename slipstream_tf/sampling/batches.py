@@ -27,9 +27,11 @@ def static_batch_size(element_spec: Any) -> int | None:
     for component in tf.nest.flatten(element_spec):
         if not isinstance(component, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             kind = type(component).__name__
-            raise invalid("dataset", kind, "a component", "dense, ragged and sparse tensors")
+            allowed = "a dense, ragged or sparse tensor"
+            raise invalid("dataset", kind, "a component of its elements", allowed)
         if component.shape.rank == 0:
-            raise invalid("dataset", component, "a component", "batches: a first dimension")
+            allowed = "a tensor with a batch dimension. Call .batch(n) on the dataset first"
+            raise invalid("dataset", component, "a component of its elements", allowed)
         if component.shape.rank is not None and component.shape[0] is not None:
             size = int(component.shape[0])
     return size
@@ -77,7 +79,7 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
     """
     if not isinstance(dataset, tf.data.Dataset):
         example = "tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(y)).batch(128)"
-        allowed = f"a tf.data.Dataset of batches; of arrays: {example}"
+        allowed = f"a tf.data.Dataset of batches. For arrays, pass {example}"
         raise invalid("dataset", type(dataset).__name__, "Slipstream.apply", allowed)
     static = static_batch_size(dataset.element_spec)
     details = recorded_batch_size(dataset) if static is None else None
@@ -101,8 +103,8 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
 def _require_at_most(size: int, *element: Any) -> Any:
     rows = num_rows(tf.nest.flatten(element)[0])
     message = (
-        f"A batch has more inputs than the {size} that were told, as by .batch({size}): give "
-        "Slipstream.apply the batch_size that the batches have after .map."
+        f"A batch has more than {size} examples, although .batch({size}) or the reader set this "
+        "size. Pass the size of the batches after .map to Slipstream.apply(..., batch_size=...)."
     )
     with tf.control_dependencies([tf.debugging.assert_less_equal(rows, np.int64(size), message)]):
         same = tf.nest.map_structure(tf.identity, element, expand_composites=True)

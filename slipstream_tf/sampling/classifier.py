@@ -123,9 +123,9 @@ def size_to_refill(
     if not refill and size == known_size and not (drop_remainder and size is None):
         return None
     if size is None:
-        allowed = "an integer >= 1; None only where the dataset's .batch(n) or shape tells it"
-        raise invalid("batch_size", None, "skip_inputs", allowed)
-    return require_integer("batch_size", size, 1, None, "skip_inputs")
+        allowed = "an integer >= 1, because neither .batch(n) nor the shape of the dataset sets it"
+        raise invalid("batch_size", None, "the output batches", allowed)
+    return require_integer("batch_size", size, 1, None, "the output batches")
 
 
 def as_it_is(function: Callable[..., Any], get_keys: Callable[..., Any] | None) -> Any:
@@ -194,13 +194,16 @@ def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     """
     features = element[0]
     if isinstance(features, (tuple, list)):
-        allowed = "a dictionary by feature name or one tensor; get_keys= finds keys elsewhere"
+        allowed = (
+            "a dictionary {feature name: keys} or one tensor. Pass `get_keys` to extract keys from "
+            "other elements"
+        )
         raise invalid("dataset", features, "the features of its elements", allowed)
     if not isinstance(features, Mapping):
         return {specs[0].name: features} if len(specs) == 1 else features
     if "keys" in features and "keys" not in [spec.name for spec in specs]:
         return features["keys"]
-    place = "a data set's features (elsewhere in its elements, get_keys= finds them)"
+    place = "the features of a dataset without get_keys="
     return of_specs(features, specs, place)
 
 
@@ -231,12 +234,15 @@ def require_form(element_spec: Any, weighted: bool, adds_notes: bool) -> None:
     """
     features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     if weighted and not (isinstance(element_spec, tuple) and len(element_spec) in (2, 3)):
-        allowed = "(features, label) or (features, label, sample_weight), where inputs are thinned"
+        allowed = (
+            "(features, label) or (features, label, sample_weight), because kept examples receive "
+            "sample weights"
+        )
         raise invalid("dataset", element_spec, "its elements", allowed)
     if not (adds_notes and isinstance(features, Mapping)):
         return
     if taken := next((name for name in (SKIPPABLE, OFFSET) if name in features), None):
-        allowed = f"features without {taken!r}, which is a note's name"
+        allowed = f"features without {taken!r}, which Slipstream.apply adds. Rename the feature"
         raise invalid("dataset", sorted(features), "the features of its elements", allowed)
 
 
@@ -257,7 +263,8 @@ def assert_same_batch(element: Any, skippable: tf.Tensor) -> Any:
     return tf.debugging.assert_equal(
         rows,
         tf.size(skippable, out_type=tf.int64),
-        "The components of a batch must have as many rows as its keys have inputs.",
+        "The components of a batch have different numbers of examples. Expected the same first "
+        "dimension for keys, features, labels and weights.",
     )
 
 
@@ -272,7 +279,7 @@ def _check_label(element: Any) -> list[tf.Tensor]:
     if label.shape.rank != 1 and label.shape[1:] != [1]:
         return []
     message = (
-        "A label is not finite. Expected finite numbers; leave inputs without a label out before "
+        "A label is not finite. Expected finite numbers. Remove examples without a label before "
         "Slipstream.apply"
     )
     return [tf.debugging.check_numerics(label, message)]
@@ -297,15 +304,16 @@ def weigh_classes(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -
         ValueError: If the elements have another structure, or a class or weight is out of range.
     """
     if not isinstance(class_weight, Mapping) or not class_weight:
-        raise invalid("class_weight", class_weight, "Slipstream.apply", "{class: weight, ...}")
+        allowed = "a non-empty dictionary {class: weight}"
+        raise invalid("class_weight", class_weight, "Slipstream.apply", allowed)
     for kind, weight in class_weight.items():
-        require_integer("class_weight", kind, 0, 1 << 24, "a class")
+        require_integer("class_weight", kind, 0, 1 << 24, "a class index")
         require_number("class_weight", weight, 0.0, place=f"class {kind}")
     spec = dataset.element_spec
     is_pair = isinstance(spec, tuple) and len(spec) in (2, 3)
     if not is_pair or not isinstance(spec[1], tf.TensorSpec):
-        allowed = "(features, label) or (features, label, sample_weight), with class_weight"
-        raise invalid("dataset", spec, "Slipstream.apply", f"{allowed} and one label")
+        allowed = "(features, label) or (features, label, sample_weight), each with one label"
+        raise invalid("dataset", spec, "Slipstream.apply(..., class_weight=...)", allowed)
     table = tf.constant([class_weight.get(k, 1.0) for k in range(max(class_weight) + 2)])
 
     def weigh(features: Any, label: tf.Tensor, weight: Any = None) -> Any:

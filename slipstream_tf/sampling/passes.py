@@ -69,11 +69,11 @@ class Applied(tf.data.Dataset):
         """
         if _compat.weighs_classes(map_func):
             allowed = (
-                "None, with slipstream.apply(data, class_weight=...) instead, or a "
-                "slip.keras.Model: Keras does not combine it with the weights of "
-                "SkipExamples(keep_rate=) and fetches batches ahead of the windows"
+                "None, because Keras does not combine class weights with sample weights and would "
+                "fetch batches ahead of the windows. Call slipstream.apply(data, class_weight=...) "
+                "or use a slip.keras.Model"
             )
-            raise invalid("class_weight", "weights by class", "fit with Slipstream", allowed)
+            raise invalid("class_weight", "a dictionary", "fit with Slipstream", allowed)
         return super().map(map_func, *args, **kwargs)
 
     def cardinality(self) -> tf.Tensor:
@@ -141,8 +141,8 @@ class EpochWatch:
         elif not is_length_known and self._calls > self._first:
             # Keras also counts the call that reached the end of the data.
             logging.warning(
-                "Epoch %d was ended by Keras after %d batches, because the first one had %d: what "
-                "was left of the data was not trained. Let Keras know its length: put "
+                "Keras ended epoch %d after %d batches, because the first epoch had %d batches. "
+                "The rest of the data was not trained. To set the number of batches, call "
                 ".apply(tf.data.experimental.assert_cardinality(batches)) before Slipstream.apply.",
                 epoch + 1,
                 self._calls,
@@ -257,6 +257,6 @@ def present_window(tracker: SaturationTracker) -> str:
         return ""
     now = tracker.classifier.counts()
     return (
-        f"The present window goes on: {steps:,} of {length:,} steps, {now.examples_seen:,} "
-        f"examples, {now.examples_skipped:,} skipped."
+        f"The current window has {steps:,} of {length:,} steps, {now.examples_seen:,} examples and "
+        f"{now.examples_skipped:,} skipped examples."
     )

@@ -65,7 +65,10 @@ def subsample_inputs(
     """
     element_spec = dataset.element_spec
     if not isinstance(element_spec, tuple) or len(element_spec) not in (2, 3):
-        allowed = "(features, label) or (features, label, sample_weight): losses are predicted"
+        allowed = (
+            "(features, label) or (features, label, sample_weight), because the pilot learns from "
+            "labels"
+        )
         raise invalid("dataset", element_spec, "its elements", allowed)
     has_offset = correction == "offset"
     dropping.require_form(element_spec, not has_offset, adds_skippable or has_offset)
@@ -143,7 +146,10 @@ def require_binary(clicks: tf.Tensor) -> tf.Operation:
 
     The log-odds offset is only defined for such labels.
     """
-    message = "A label is neither 0 nor 1: correction='offset' needs such; 'weight' takes 0 to 1."
+    message = (
+        "A label is neither 0 nor 1, which correction='offset' requires. Pass correction='weight' "
+        "for labels in [0, 1]."
+    )
     return tf.debugging.Assert(tf.reduce_all(clicks * (1.0 - clicks) == 0.0), [message, clicks])
 
 
@@ -199,8 +205,8 @@ def subsample(engine: Any, batch: Any, predictions: tf.Tensor) -> Any:
     settings, classifier = engine.settings, engine.tracker.classifier
     if isinstance(batch[0], Mapping) and NEXT_KEYS in batch[0]:
         # Prefetching requests the rows of the next batch before its kept examples are known.
-        allowed = "another pilot, or no keys of the next batch (prefetch)"
-        raise invalid("pilot", "model", "a batch with the next one's keys", allowed)
+        allowed = "'fm', 'linear' or 'label'. To use the model as the pilot, disable prefetch"
+        raise invalid("pilot", "model", "a batch with the keys of the next batch", allowed)
     correction = settings.examples.correction
     clicks = click_of(batch[1])
     weights = weight_of(batch[2]) if len(batch) == 3 else None

@@ -93,7 +93,7 @@ def test_every_input_is_trained_or_skipped(run_ranks: Any, placement: str) -> No
 def test_callbacks_of_keras_behind_ours(run_ranks: Any, what: str) -> None:
     done = run(run_ranks, "keras_callbacks.py", 2, "rank {rank} of {count}: as wanted", what)
     if what == "logs":
-        assert "metrics ['largest'] are no sums" in done.stderr
+        assert "metrics ['largest'] cannot be summed" in done.stderr
 
 
 @pytest.mark.parametrize("count, cases", [(2, 8), pytest.param(3, 8, marks=slow)])

@@ -117,7 +117,7 @@ def test_an_optimizer_that_was_used_elsewhere():
     optimizer = keras.optimizers.SGD(**CLIPS)
     optimizer.build([keras.Variable(0.0)])
     model = make_model(optimizer)
-    with pytest.raises(ValueError, match="with an optimizer that was not used before"):
+    with pytest.raises(ValueError, match=r"compile a slip.keras.Model .* with a new optimizer"):
         train(model)
 
 
@@ -130,9 +130,7 @@ def test_a_layer_that_says_where_stays_there():
 
 def test_a_plain_model_is_told_of_ours():
     model = plain_model_of(keras.optimizers.SGD(**CLIPS), make_layer())
-    with pytest.raises(
-        ValueError, match=r"Invalid `global_clipnorm`.*a slip.keras.Model, compiled"
-    ):
+    with pytest.raises(ValueError, match=r"Invalid `global_clipnorm`.*compile a slip.keras.Model"):
         train(model)
 
 

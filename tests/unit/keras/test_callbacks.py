@@ -123,7 +123,7 @@ def test_what_cannot_be_summed_is_left_alone_and_told_once(run_as_ranks, monkeyp
 
     for rank, logs in enumerate(run_as_ranks(2, program)):
         assert logs == {"loss": 0.5, "largest": float(rank), "averaged": float(rank)}
-    assert len(reported) == 2 and "['largest', 'averaged'] are no sums" in reported[0]
+    assert len(reported) == 2 and "['largest', 'averaged'] cannot be summed" in reported[0]
 
 
 def test_logs_of_a_train_step_of_the_models_own_stay(run_as_ranks):

@@ -213,7 +213,7 @@ def test_bad_optimizers(given, message):
 def test_a_used_optimizer():
     optimizer = keras.optimizers.SGD()
     optimizer.build([keras.Variable(0.0)])
-    with pytest.raises(ValueError, match="`optimizer`: 'one that was used'"):
+    with pytest.raises(ValueError, match=r"`optimizer`: 'built SGD'.*not been built"):
         CombinedOptimizer(optimizer)
 
 

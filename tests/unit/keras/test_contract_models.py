@@ -91,7 +91,7 @@ def test_own_train_step(kind, caplog):
     with caplog.at_level("WARNING", "absl"):
         fitted(Own)  # `call` has the default training=False, which may be intended.
     assert "'tables' in Own 'own" in caplog.text
-    assert "training=False under a gradient tape: its rows are not trained" in caplog.text
+    assert "training=False under a gradient tape. Its rows are not trained" in caplog.text
     Own.tells = {"training": True}
     assert_same(fitted(Own).embedding, contents(fitted(Told).embedding))
 

@@ -305,7 +305,7 @@ def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         run.fit(data)
-    said = [w for w in caught if "no step has told" in str(w.message)]
+    said = [w for w in caught if "no step has recorded losses" in str(w.message)]
     assert len(said) == (0 if tells else 1)
     assert (run.slipstream.report().reports[-2].log_loss is not None) == tells
 

@@ -122,14 +122,14 @@ def test_the_length_of_data_that_do_not_know_it_is_found_in_the_first_epoch(said
     assert run.slipstream.plan.steps == 4 * BATCHES
     assert all(not r.examples_skipped for r in savings.reports if r.step <= BATCHES)
     assert savings.examples_skipped > 0
-    assert not [words for words in said() if "ran out" in words or "Epoch" in words]
+    assert not [words for words in said() if "ran out" in words or "epoch" in words]
 
 
 def test_an_epoch_that_keras_cuts_off_is_warned_of(said):
     run = Run(**FEWER_SKIPS)
     run.fit(run.slipstream.apply(unknown_length(), BATCH), epochs=3)
-    (words, again) = (w for w in said() if "was ended by Keras" in w)
-    assert "Epoch 2" in words and "Epoch 3" in again and "assert_cardinality" in words
+    (words, again) = (w for w in said() if "Keras ended epoch" in w)
+    assert "epoch 2" in words and "epoch 3" in again and "assert_cardinality" in words
     assert not any("ran out" in words for words in said())
 
 
@@ -178,7 +178,9 @@ def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
     doubled = batches().map(
         lambda *parts: tf.nest.map_structure(lambda p: tf.repeat(p, 2, 0), parts)
     )
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\.batch\(8\): give .*batch_size"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"more than 8 .*\.batch\(8\).*batch_size"
+    ):
         list(run.slipstream.apply(doubled))
     assert [len(y) for _, y in run.slipstream.apply(doubled, 2 * BATCH)] == [2 * BATCH] * BATCHES
 
@@ -221,7 +223,7 @@ def test_larger_batches_of_a_size_that_nothing_tells_are_warned_of(planned_steps
     data = tf.data.Dataset.from_generator(fours, output_signature=spec)
     data = data.apply(tf.data.experimental.assert_cardinality(math.ceil(BATCHES / 4)))
     run.fit(run.slipstream.apply(data, BATCH))
-    words = [w for w in said() if "steps, but 8 were planned" in w]
+    words = [w for w in said() if "steps, but only 8 steps were planned" in w]
     assert len(words) == (planned_steps is None) == len(said())
     assert all(".rebatch(n)" in w and "planned_steps" in w for w in words)
 
@@ -319,14 +321,14 @@ def test_class_weights_need_one_label():
 def test_the_summary_shows_the_window_that_goes_on():
     run = Run(policies=BY_DRIFT, steps=BATCHES + 4)
     run.fit(run.slipstream.apply(batches()))
-    words = f"The present window goes on: {BATCHES} of {BATCHES + 4} steps, {COUNT} examples"
+    words = f"The current window has {BATCHES} of {BATCHES + 4} steps, {COUNT} examples"
     assert words in str(run.slipstream.report())
     assert len(run.slipstream.report().reports) == 0, "it was not ended"
     run.fit(run.slipstream.apply(batches()))
     assert [r.step for r in run.slipstream.report().reports] == [BATCHES + 4]
     assert f"{BATCHES - 4} of {BATCHES + 4} steps" in str(run.slipstream.report())
     run.slipstream.end_window()
-    assert "goes on" not in str(run.slipstream.report())
+    assert "current window" not in str(run.slipstream.report())
 
 
 POLICIES = {

@@ -270,7 +270,7 @@ def test_a_checkpoint_goes_on_with_what_the_pilot_has_learnt(tmp_path):
 def test_what_needs_our_loss_is_refused_beside_a_plain_keras_model(settings):
     keys, label = clicks(1_000)
     model, slipstream = build(skip(**settings), kind=keras.Model)
-    with pytest.raises(ValueError, match=r"which is no slip\.keras\.Model"):
+    with pytest.raises(ValueError, match=r"which is not a slip\.keras\.Model"):
         fit(model, slipstream, dataset(keys, label))
 
 
@@ -284,7 +284,7 @@ def test_weights_go_through_a_plain_keras_model():
 def test_data_without_labels_is_refused():
     keys, label = clicks(100)
     _, slipstream = build(skip())
-    with pytest.raises(ValueError, match="losses are predicted"):
+    with pytest.raises(ValueError, match="the pilot learns from labels"):
         slipstream.apply(dataset(keys, label).map(lambda x, y: x))
 
 

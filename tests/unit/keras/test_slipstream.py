@@ -215,7 +215,7 @@ def test_get_keys_finds_them_elsewhere():
 
 def test_a_forgotten_callback_is_warned_of_once():
     slipstream = make_engine(make_embeddings())
-    with pytest.warns(RuntimeWarning, match=r"10 batches .*`slipstream\.callback\(\)`") as caught:
+    with pytest.warns(RuntimeWarning, match=r"10 batches .*`slipstream\.callback`") as caught:
         list(slipstream.apply(make_data(30), batch_size=BATCH_SIZE))
     assert len(caught) == 1
 
@@ -451,7 +451,7 @@ def test_a_joined_store_has_all_tables():
     [
         (
             lambda: [layer("a", features={"x": "a"}), layer("b", features={"x": "b"})],
-            r"`embeddings`: \['x'\].*features differ in name",
+            r"`embeddings`: \['x'\].*unique feature names",
         ),
         (
             lambda: [layer("a"), layer("a", features={"b": "a"})],

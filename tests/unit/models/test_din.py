@@ -129,7 +129,7 @@ def test_saving_and_serving(tmp_path):
     "history", [None, {}, {"clicked": "item"}, {**HISTORY, "bought": "clicked"}, {"user": "item"}]
 )
 def test_histories_that_do_not_fit(history):
-    with pytest.raises(ValueError, match=r"`history`.*\['bought', 'clicked'\], with one of"):
+    with pytest.raises(ValueError, match=r"`history`.*\['bought', 'clicked'\], to a feature"):
         make_model(history=history)
 
 

@@ -288,7 +288,7 @@ def test_attention_weighs_all_steps_without_a_mask():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: make_model(1, bottom=[5]), "ends with 4, the dim"),
+        (lambda: make_model(1, bottom=[5]), "ends with 4, the dimension"),
         (
             lambda: TBSM(make_layer(combiner="mean")),
             r"Invalid `combiner`: \{'user': 'mean', 'item': 'mean'\}.*TBSM\. Expected None.*"
