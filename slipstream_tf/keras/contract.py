@@ -219,8 +219,8 @@ def refuse_loss_scaling(policy: Any, layer: str) -> None:
     for name, dtype in ((p.name, p.compute_dtype) for p in (policy, keras.config.dtype_policy())):
         if dtype == "float16":
             allowed = (
-                "'float32' or 'mixed_bfloat16', because rows would receive the scaled gradients of "
-                "float16 training. For float16, pass apply='step' and compile with "
+                "'float32' or 'mixed_bfloat16', because the loss scaling of float16 would also "
+                "scale the gradients of rows. For float16, pass apply='step' and compile with "
                 "slip.keras.CombinedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
             )
             raise invalid("dtype policy", name, f"layer {layer!r}", allowed)

@@ -112,8 +112,8 @@ def warn_without_steps(engine: Any, batches: int) -> None:
     if engine.steps == 0:
         _warn(
             f"{batches} batches passed through Slipstream.apply, but no step was counted. "
-            "Therefore no window ends and nothing is skipped. Pass `slipstream.callback` to "
-            "model.fit, or call `slipstream.step()` after each training step."
+            "Therefore no window ends and the policies have no effect. Pass `slipstream.callback` "
+            "to model.fit, or call `slipstream.step()` after each training step."
         )
 
 
