@@ -75,8 +75,9 @@ class Retention:
         if self.expire_after is not None:
             self.expiry  # noqa: B018 (raises)
         if self.capacity is None and admit_after == 1 and self.expire_after is None:
-            allowed = "a capacity, an admit_after above 1 or an expire_after; or no Retention"
-            raise invalid("capacity", None, "Retention", allowed)
+            place = "Retention without `admit_after` > 1 and `expire_after`"
+            allowed = "an integer >= 1. Pass one of these three arguments, or omit the Retention"
+            raise invalid("capacity", None, place, allowed)
 
     @property
     def expiry(self) -> tuple[int, bool]:
@@ -94,7 +95,7 @@ class Retention:
             ), False
         found = _TIME.fullmatch(self.expire_after)
         if found is None or not int(found[1]):
-            allowed = 'steps, or a time above 0 such as "90s", "45m", "12h" or "30d"'
+            allowed = 'a number of steps, or a duration > 0 such as "90s", "45m", "12h" or "30d"'
             raise invalid("expire_after", self.expire_after, "Retention", allowed)
         return int(found[1]) * _SECONDS[found[2]], True
 
@@ -146,11 +147,12 @@ class Storage:
         if (self.memory is None) != (self.spill is None):
             missing, given = ("memory", "spill") if self.memory is None else ("spill", "memory")
             place = f"Storage({given}={getattr(self, given)!r})"
-            raise invalid(missing, None, place, "both memory and spill, or neither")
+            allowed = "a value. Pass both `memory` and `spill`, or neither"
+            raise invalid(missing, None, place, allowed)
         if self.memory is not None:
             parse_bytes("memory", self.memory, "Storage")
             if not isinstance(self.spill, (str, os.PathLike)) or not os.fspath(self.spill):
-                raise invalid("spill", self.spill, "Storage", "the path of a folder")
+                raise invalid("spill", self.spill, "Storage", "a non-empty path of a folder")
             object.__setattr__(self, "spill", os.fspath(self.spill))
 
     def in_memory(self) -> "Storage":
@@ -240,7 +242,7 @@ class Table:
             allowed = "None or slipstream_tf.Retention(...)"
             raise invalid("retention", self.retention, place, allowed)
         if not isinstance(self.storage, Storage):
-            allowed = 'slipstream_tf.Storage(), e.g. Storage(dtype="bfloat16")'
+            allowed = 'slipstream_tf.Storage(...), for example Storage(dtype="bfloat16")'
             raise invalid("storage", self.storage, place, allowed)
 
     @property
@@ -408,13 +410,13 @@ class HotSet:
     def __post_init__(self) -> None:
         parse_bytes("memory", self.memory, "HotSet")
         if not isinstance(self.table_memory, Mapping):
-            allowed = "a dictionary from table name to bytes"
+            allowed = 'a dictionary from table name to memory, for example {"user": "64MiB"}'
             raise invalid("table_memory", self.table_memory, "HotSet", allowed)
         for table, memory in self.table_memory.items():
             parse_bytes(f"table_memory[{table!r}]", memory, "HotSet", minimum=0)
         object.__setattr__(self, "table_memory", dict(self.table_memory))
         if isinstance(self.exclude, str):
-            allowed = f"a sequence of table names, e.g. ({self.exclude!r},)"
+            allowed = f"a sequence of table names, for example ({self.exclude!r},)"
             raise invalid("exclude", self.exclude, "HotSet", allowed)
         object.__setattr__(self, "exclude", tuple(self.exclude))
         decay = require_number("count_decay", self.count_decay, 0.0, 1.0, "HotSet")
@@ -473,8 +475,9 @@ class Saturation:
         if self.revisit_every is not None:
             require_integer("revisit_every", self.revisit_every, 0, 1 << 30, place)
         if self.threshold is not None and self.max_threshold is not None:
-            allowed = "None: it bounds a T that is found by a fraction"
-            raise invalid("max_threshold", self.max_threshold, f"{place} with a threshold", allowed)
+            place = f"Saturation(threshold={self.threshold!r})"
+            allowed = "None, because the threshold is fixed. Pass only one of the two arguments"
+            raise invalid("max_threshold", self.max_threshold, place, allowed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -517,7 +520,7 @@ def parse_bytes(argument: str, value: Any, place: str = "", minimum: int = 1) ->
     if isinstance(value, str):
         found = _BYTES.fullmatch(value.strip())
         if found is None:
-            allowed = 'bytes, or a text such as "256MB" or "1.5GiB"'
+            allowed = 'a number of bytes, or a text such as "256MB" or "1.5GiB"'
             raise invalid(argument, value, place, allowed)
         base = 1024 if found[3] else 1000
         nbytes = round(float(found[1]) * base ** " KMGT".index((found[2] or " ").upper()))

@@ -155,16 +155,16 @@ def get(identifier: Any) -> Initializer:
     if found is not None:
         return _of_keras(*found)
     if identifier is None or isinstance(identifier, str):
-        raise invalid("initializer", identifier, "", _allowed())
+        raise invalid("initializer", identifier, "a table", _allowed())
     kinds = (RandomUniform, RandomNormal, Zeros, Constant)
-    return deserialize("initializer", identifier, kinds, "initializers")
+    return deserialize("initializer", identifier, kinds, "initializers", "a table")
 
 
 def _of_keras(name: str, config: dict[str, Any]) -> Initializer:
     if name == "Ones":
         return Constant(1.0)
     if name not in _OF_KERAS:
-        raise invalid("initializer", f"keras.initializers.{name}", "", _allowed())
+        raise invalid("initializer", f"keras.initializers.{name}", "a table", _allowed())
     made: Initializer = _OF_KERAS[name](**config)
     return made
 

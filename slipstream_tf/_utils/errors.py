@@ -70,11 +70,11 @@ def require_number(
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     low_is_met = is_number and (value > minimum if open_minimum else value >= minimum)
     if not is_number or not math.isfinite(value) or not low_is_met or value > maximum:
-        parts = ["a finite number"]
+        bounds = []
         if minimum != -math.inf:
-            parts.append(f"{'>' if open_minimum else '>='} {minimum:g}")
+            bounds.append(f" {'>' if open_minimum else '>='} {minimum:g}")
         if maximum != math.inf:
-            parts.append(f"<= {maximum:g}")
-        raise invalid(argument, value, place, " ".join(parts))
+            bounds.append(f" <= {maximum:g}")
+        raise invalid(argument, value, place, "a finite number" + " and".join(bounds))
     is_plain = isinstance(value, (int, float)) and not hasattr(value, "dtype")
     return value if is_plain else float(value)

@@ -53,7 +53,7 @@ class HotRows(EmbeddingCollection):
     ) -> None:
         super().__init__(tables, optimizer, comm=comm, placement="sharded", **kwargs)
         if len(hot_keys) != len(self.tables):
-            allowed = f"{len(self.tables)}, one for each table"
+            allowed = f"one list of keys per table, {len(self.tables)} in total"
             raise invalid("hot_keys", f"{len(hot_keys)} lists", "HotRows", allowed)
         self.hot_keys = [np.unique(np.asarray(keys, np.int64)) for keys in hot_keys]
         self.hot = EmbeddingCollection(tables, optimizer, comm=comm, dtype=self.dtype_policy)
@@ -73,7 +73,8 @@ class HotRows(EmbeddingCollection):
         """
         for name, value in others.items():
             if value is not None:
-                raise invalid(name, value, f"layer {self.name!r}", "None: a baseline has none")
+                allowed = f"None. HotRows does not support `{name}`"
+                raise invalid(name, value, f"layer {self.name!r}", allowed)
         is_hot = are_hot(inputs, self.hot_keys)
         return self.hot_rows(inputs, is_hot, training) + self.other_rows(inputs, is_hot, training)
 

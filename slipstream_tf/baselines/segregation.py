@@ -48,7 +48,8 @@ def segregate(
     fields = _require_key_matrix(dataset.element_spec, "segregate")
     require_integer("batch_size", batch_size, 1, None, "segregate")
     if len(hot_keys) != fields:
-        raise invalid("hot_keys", f"{len(hot_keys)} lists", "segregate", f"{fields}, one per field")
+        allowed = f"one list of keys per field, {fields} in total"
+        raise invalid("hot_keys", f"{len(hot_keys)} lists", "segregate", allowed)
     hot = [np.unique(np.asarray(keys, np.int64)) for keys in hot_keys]
     empty = no_inputs(dataset.element_spec, "segregate")
 
@@ -90,7 +91,7 @@ def profile_hot_keys(
     require_integer("row_bytes", row_bytes, 1, None, "profile_hot_keys")
     dim, rest = divmod(row_bytes, snapshot_bytes(1))
     if rest:
-        allowed = f"a multiple of {snapshot_bytes(1)}, the bytes of a value"
+        allowed = f"a multiple of {snapshot_bytes(1)}, the bytes of a float32 value"
         raise invalid("row_bytes", row_bytes, "profile_hot_keys", allowed)
     nothing = np.empty(0, np.int64), np.empty(0, np.int64)
     counted, waiting = [[nothing] for _ in range(fields)], 0
@@ -128,7 +129,10 @@ def _require_key_matrix(element_spec: Any, place: str) -> int:
     are_dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(element_spec))
     is_matrix = isinstance(keys, tf.TensorSpec) and keys.dtype.is_integer and keys.shape.rank == 2
     if not (is_matrix and are_dense) or keys.shape[1] is None:
-        allowed = '(features, label) of dense tensors, features["keys"] integers [batch, fields]'
+        allowed = (
+            'elements (features, label) of dense tensors, with integers features["keys"] of shape '
+            "[batch, fields] and a static number of fields"
+        )
         raise invalid("dataset", element_spec, place, allowed)
     return int(keys.shape[1])
 

@@ -70,7 +70,8 @@ class SkipAtRandom(Policy):
     def __post_init__(self) -> None:
         place = "SkipAtRandom"
         if isinstance(self.fractions, (int, float)) or not len(tuple(self.fractions)):
-            raise invalid("fractions", self.fractions, place, "a sequence of at least one fraction")
+            allowed = "a non-empty sequence of fractions, for example (0.3,)"
+            raise invalid("fractions", self.fractions, place, allowed)
         fractions = (
             require_number("fractions", fraction, 0.0, 1.0, place) for fraction in self.fractions
         )

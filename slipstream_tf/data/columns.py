@@ -40,8 +40,8 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
     for name in (schema.label, *(dense.column for dense in schema.dense)):
         if not (parquet.is_text(types[name]) or parquet.is_number(types[name])):
             raise ValueError(
-                f"Column {name!r} is of type {types[name]}. Allowed for labels and dense columns: "
-                "numbers, booleans, or text of numbers."
+                f"Column {name!r} has the type {types[name]}. Expected numbers, booleans, or text "
+                "that contains numbers, for a label or dense column."
             )
     lists = []
     for key in schema.keys:
@@ -49,12 +49,13 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
         of_list = parquet.is_list(kind)
         if not parquet.is_key(kind.value_type if of_list else kind):
             raise ValueError(
-                f"Column {key.column!r} is of type {kind}. Allowed for keys: integers, booleans, "
-                "text, bytes, or lists of them."
+                f"Column {key.column!r} has the type {kind}. Expected integers, booleans, text, "
+                "bytes, or lists of these, for a key column."
             )
         if not (_is_text_like(kind) or (key.kind == TEXT and key.separator is None)):
             raise ValueError(
-                f"Column {key.column!r} is of type {kind}. Allowed for `as` and `separator`: text."
+                f"Column {key.column!r} has the type {kind}. Expected text for a key with `as` or "
+                "`separator`. Remove these settings from the schema."
             )
         if of_list or key.separator is not None:
             lists.append(key.column)
@@ -84,12 +85,12 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
             value = columns[name][row].as_py()
             if isinstance(value, bytes):
                 value = value[:40].decode(errors="backslashreplace")
-            reasons.setdefault(row, f"{name} {value!r}; expected {allowed}")
+            reasons.setdefault(row, f"{name} is {value!r}; expected {allowed}")
 
     text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
     label, is_malformed = _numbers(columns[schema.label], text_missing)
     if schema.positive_from is None:
-        allowed = "a number from 0 to 1, or any with `positive_from` in the schema"
+        allowed = "a number from 0 to 1 (or set `positive_from` in the schema)"
         refuse(schema.label, ~((label >= 0) & (label <= 1)), allowed)
     else:
         refuse(schema.label, ~np.isfinite(label), "a finite number")
@@ -97,14 +98,14 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     result = {schema.label: pa.array(label)}
     for dense in schema.dense:
         values, is_malformed = _numbers(columns[dense.column], text_missing)
-        refuse(dense.column, is_malformed | np.isinf(values), "a finite number or none")
+        refuse(dense.column, is_malformed | np.isinf(values), "a finite number or a missing value")
         if dense.transform == LOG:
             with np.errstate(invalid="ignore"):
                 values = transform_count(values.astype(np.float64))
         result[dense.column] = pa.array(values, from_pandas=True)
     for key in schema.keys:
         keys, is_malformed = _keys(key, columns[key.column], text_missing)
-        refuse(key.column, is_malformed, f"{_ALLOWED[key.kind]} or nothing")
+        refuse(key.column, is_malformed, f"{_ALLOWED[key.kind]} or a missing value")
         result[key.column] = keys
     table = pa.table(result)
     is_good = np.ones(num_rows, bool)

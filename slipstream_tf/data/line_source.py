@@ -92,7 +92,9 @@ class LineSource(Source):
                         at = after
             except text.DAMAGES as error:
                 line = at.row + self.header_lines
-                raise ValueError(f"{path}: damaged after line {line}: {error}") from error
+                raise ValueError(
+                    f"{path}: the file is damaged after line {line}: {error}"
+                ) from error
 
 
 def first_line(path: str) -> bytes:
@@ -108,7 +110,7 @@ def first_line(path: str) -> bytes:
         try:
             line = file.readline(text.MAX_LINE_BYTES)
         except text.DAMAGES as error:
-            raise ValueError(f"{path}: damaged at its beginning: {error}") from error
+            raise ValueError(f"{path}: the file is damaged at its beginning: {error}") from error
     return line.removesuffix(b"\n").removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK)
 
 
@@ -184,11 +186,16 @@ class CsvSource(LineSource):
         if self._schema.columns is not None:
             return self._schema.columns
         if not first_line:
-            raise ValueError(f"{path}:1: no header: the file is empty, or its first line is.")
+            raise ValueError(
+                f"{path}:1: the first line is empty. Expected the names of the columns. If the "
+                "files have no header, set `columns` in the schema."
+            )
         try:
             names = tuple(self._values(first_line.decode()))
         except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}:1: no header: {error}") from None
+            raise ValueError(
+                f"{path}:1: the header is malformed: {error}. Expected column names in UTF-8."
+            ) from None
         details = f", separated by {self._schema.delimiter!r}"
         require_columns(self._schema.names(), names, f"{path}:1", details)
         return names
@@ -241,12 +248,12 @@ class CsvSource(LineSource):
     def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:
         line = line.removesuffix(b"\r")
         if len(line) > text.MAX_LINE_BYTES:
-            raise ValueError(f"more than {text.MAX_LINE_BYTES} bytes; expected so many at most")
+            raise ValueError(f"the line has more than {text.MAX_LINE_BYTES} bytes, the maximum")
         # Latin-1 maps each byte to one character, therefore it preserves text of any encoding.
         values = self._values(line.decode("latin-1")) if line else [""]
         if len(values) != len(header):
             raise ValueError(
-                f"{len(values)} columns; expected {len(header)}, separated by "
+                f"the line has {len(values)} columns; expected {len(header)}, separated by "
                 f"{self._schema.delimiter!r}"
             )
         return [value.encode("latin-1") for value in values]

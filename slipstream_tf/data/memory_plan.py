@@ -148,9 +148,9 @@ def read_uses(folder: str) -> list[FieldUse]:
         ValueError: If the folder has no statistics or they are damaged.
     """
     statistics = read_statistics(folder)
-    allowed = f"a folder that slipstream-prepare wrote, with {STATISTICS} and {COUNTS}"
+    allowed = f"a folder with {STATISTICS} and {COUNTS}. Run slipstream-prepare first"
     if "fields" not in statistics or not Path(folder, COUNTS).exists():
-        raise invalid("data", folder, "a plan", allowed)
+        raise invalid("data", folder, "a memory plan", allowed)
     counted = pq.read_table(Path(folder, COUNTS))
     names = counted["field"].combine_chunks().dictionary_encode()
     numbers = {name: i for i, name in enumerate(names.dictionary.to_pylist())}
@@ -191,7 +191,7 @@ def plan_memory(
     Raises:
         ValueError: If the indexes of the keys do not fit into memory.
     """
-    maximum = parse_bytes("memory", memory, "a plan")
+    maximum = parse_bytes("memory", memory, "a memory plan")
     rows = sum(use.rows for use in uses)
     storages = {", ".join(kinds): Storage(*kinds) for kinds in _ROW_TYPES}
     needs = {name: rows * (s.row_bytes(dim, slots) + INDEX_BYTES) for name, s in storages.items()}
@@ -204,10 +204,12 @@ def plan_memory(
     left = maximum - rows * INDEX_BYTES
     # Blocks take a fraction of the rows' bytes, up to the maximum per table.
     of_row, max_blocks = row_bytes * (1 + PAGES_SHARE) + FRAME_BYTES, MAX_BLOCKS_BYTES * len(uses)
-    frames = int(max(left / (of_row + BLOCKS_SHARE * row_bytes), (left - max_blocks) / of_row))
+    of_first_row = of_row + BLOCKS_SHARE * row_bytes
+    frames = int(max(left / of_first_row, (left - max_blocks) / of_row))
     if frames < 1:
-        allowed = f"more than {rows * INDEX_BYTES:,} bytes, which the index of {rows:,} keys takes"
-        raise invalid("memory", memory, "a plan", allowed)
+        needed = rows * INDEX_BYTES + math.ceil(of_first_row)
+        allowed = f"at least {needed:,} bytes for the index of {rows:,} keys and for one row"
+        raise invalid("memory", memory, "a memory plan", allowed)
     tables = []
     for use, kept in zip(uses, _most_used(uses, frames), strict=True):
         nbytes = kept * row_bytes
@@ -241,7 +243,7 @@ def plan_hkv(
     Raises:
         ValueError: If the keys do not fit into GPU memory.
     """
-    maximum = parse_bytes("gpu_memory", gpu_memory, "a plan")
+    maximum = parse_bytes("gpu_memory", gpu_memory, "a memory plan")
     capacity = {
         use.name: 1 << max(0, math.ceil(HKV_ROOM * use.rows) - 1).bit_length() for use in uses
     }
@@ -251,8 +253,8 @@ def plan_hkv(
     }
     keys = sum(hkv.memory(found, dim, slot_tables).gpu for found in settings.values())
     if keys > maximum:
-        allowed = f"at least {keys:,} bytes, which the keys take"
-        raise invalid("gpu_memory", gpu_memory, "a plan", allowed)
+        allowed = f"at least {keys:,} bytes, because all keys must be in GPU memory"
+        raise invalid("gpu_memory", gpu_memory, "a memory plan", allowed)
     left = (maximum - keys) // (1 + slot_tables) // _GIB
     for use in sorted(uses, key=lambda use: -use.lookups / capacity[use.name]):
         wanted = -(-4 * dim * capacity[use.name] // _GIB)

@@ -60,8 +60,8 @@ class ParquetSource(Source):
                 self.columns = columns
             elif columns != self.columns:
                 raise ValueError(
-                    f"{path}: its lists are {list(columns.lists)}; {self.paths[0]} has "
-                    f"{list(self.columns.lists)}."
+                    f"{path}: the list columns are {list(columns.lists)}; expected "
+                    f"{list(self.columns.lists)}, as in {self.paths[0]}."
                 )
         self.size = sum(self._rows)
 
@@ -77,7 +77,9 @@ class ParquetSource(Source):
                         at = block.end
                         yield block
             except (pa.ArrowException, OSError) as error:
-                raise ValueError(f"{path}: damaged after row {at.row}: {error}") from error
+                raise ValueError(
+                    f"{path}: the file is damaged after row {at.row}: {error}"
+                ) from error
 
     def parse(self, block: Block) -> ParsedRows:
         columns = {name: block.content.column(name) for name in self._schema.names()}
@@ -159,8 +161,11 @@ def open_source(
     if kind == AUTO:
         kind = _recognised(files[0], schema is not None)
     if (schema is None) == (kind in ("csv", "parquet")):
-        need = "needs a schema that says what its columns are" if schema is None else "has its own"
-        raise ValueError(f"{files[0]}: {kind} data {need}; see slipstream-prepare --help.")
+        need = "requires a schema" if schema is None else "does not accept a schema"
+        raise ValueError(
+            f"{files[0]}: data in the format {kind!r} {need}. See --schema in "
+            "slipstream-prepare --help."
+        )
     if schema is not None:
         return (ParquetSource if kind == "parquet" else CsvSource)(schema, files), files
     return FormatSource(CriteoFormat() if kind == "criteo" else AvazuFormat(), files), files
@@ -169,11 +174,11 @@ def open_source(
 def _files(path: str) -> list[str]:
     if not os.path.isdir(path):
         if not os.path.exists(path):
-            raise FileNotFoundError(f"No data file or folder {path!r}.")
+            raise FileNotFoundError(f"There is no data file or folder {path!r}.")
         return [path]
     files = sorted(str(file) for file in Path(path).rglob("*.parquet"))
     if not files:
-        raise FileNotFoundError(f"No Parquet files in {path!r}.")
+        raise FileNotFoundError(f"The folder {path!r} contains no .parquet files.")
     return files
 
 
@@ -184,13 +189,16 @@ def _recognised(path: str, has_schema: bool) -> str:
         return "csv"
     line = first_line(path)
     if not line:
-        raise ValueError(f"{path}: the file is empty, or its first line is.")
+        raise ValueError(
+            f"{path}: the first line is empty. Expected Criteo TSV, Avazu CSV, or another format "
+            "with a schema (--schema)."
+        )
     if line == HEADER:
         return "avazu"
     if line.count(b"\t") == CriteoFormat.num_columns - 1:
         return "criteo"
     shown = line[:60].decode(errors="backslashreplace")
     raise ValueError(
-        f"{path}: its first line {shown!r} is neither Criteo's nor Avazu's. Expected those, "
-        "or CSV or Parquet with a schema (--schema)."
+        f"{path}: the format of the first line {shown!r} is unknown. Expected Criteo TSV, Avazu "
+        "CSV, or CSV or Parquet with a schema (--schema)."
     )

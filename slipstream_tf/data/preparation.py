@@ -69,7 +69,7 @@ class Options:
         for name in ("shard_rows", "dim", "hot_budget_bytes", "threads"):
             require_integer(name, getattr(self, name), 1, None, "Options")
         require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
-        require_room("count_bytes", self.count_bytes, self.count_bytes, "counts of keys", "Options")
+        require_room("count_bytes", self.count_bytes, self.count_bytes, "key counts", "Options")
         require_choice("compression", self.compression, shard_files.COMPRESSIONS, "Options")
 
 
@@ -141,7 +141,7 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     else:
         for name in sorted(os.listdir(folder)):
             if not name.startswith((".", f"{MANIFEST}.")):
-                raise OtherPreparation(f"{folder}: no prepared data, but it holds {name!r}")
+                raise OtherPreparation(f"{folder} contains {name!r} and no prepared data")
     if found is None:
         shard_files.write_manifest(folder, manifest)
         found = manifest
@@ -174,7 +174,7 @@ def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, A
         found = read_manifest(folder)
     except ValueError as error:
         if not overwrite:
-            raise OtherPreparation(str(error)) from None
+            raise OtherPreparation(str(error).removesuffix(".")) from None
         return None
     if not any(shard[part] for shard in found["shards"] for part in PARTS):
         return None
@@ -187,7 +187,7 @@ def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, A
             before, now = found["source"], manifest["source"]
             other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         raise OtherPreparation(
-            f"{folder}: prepared from something else, or in another way ({', '.join(other)} differ)"
+            f"{folder} contains data of another preparation (different: {', '.join(other)})"
         )
     return None
 
@@ -198,7 +198,9 @@ def _locked(folder: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(f"{folder}: another process prepares into it") from None
+            raise BlockingIOError(
+                f"Another process prepares data in {folder}. Wait for it, or pass another folder."
+            ) from None
         yield
 
 
@@ -276,7 +278,7 @@ class _Preparation:
         totals = _totals(manifest)
         if not sum(totals["inputs"].values()):
             first = _first_bad_line(manifest) or "the files have no rows"
-            raise ValueError(f"No input could be read: {first}")
+            raise ValueError(f"The data contains no well-formed example: {first}")
         manifest["is_complete"] = True
         shard_files.write_manifest(folder, manifest)
 
@@ -304,7 +306,7 @@ class _Preparation:
             for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
                 num_hot += inputs
                 done += shard["train"]["inputs"]
-                self.progress("finding hot inputs", done, totals["inputs"]["train"], done)
+                self.progress("finding hot examples", done, totals["inputs"]["train"], done)
         lookups = sum(field.lookups for field in counts.fields.values())
         train = totals["inputs"]["train"]
         statistics = {

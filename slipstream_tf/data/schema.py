@@ -117,13 +117,13 @@ def parse_schema(values: Any) -> Schema:
         is_number = isinstance(positive_from, (int, float)) and not isinstance(positive_from, bool)
         # Rejects infinities, and integers that are too large for a float.
         if not (is_number and abs(positive_from) <= sys.float_info.max):
-            raise invalid("positive_from", positive_from, "label", "a finite number")
+            raise invalid("positive_from", positive_from, "`label`", "a finite number")
     keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
     dense = [
         _entry("dense", v, ("column", "transform")) for v in _list("dense", values.get("dense", []))
     ]
     if not keys:
-        raise invalid("keys", [], "schema", "one column or more")
+        raise invalid("keys", [], "schema", "at least one column")
     for entry in keys:
         require_choice("as", entry.get("as", TEXT), (TEXT, INTEGER, HEX), entry["column"])
         if "separator" in entry:
@@ -132,13 +132,14 @@ def parse_schema(values: Any) -> Schema:
         require_choice("transform", entry.get("transform", NONE), (NONE, LOG), entry["column"])
     delimiter = _text("delimiter", values.get("delimiter", ","), "schema")
     if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
-        raise invalid("delimiter", delimiter, "schema", "one character, such as ',' or '\\t'")
+        allowed = "one ASCII character such as ',' or '\\t', but not '\"' or a line end"
+        raise invalid("delimiter", delimiter, "schema", allowed)
     columns = None
     if values.get("columns") is not None:
         columns = tuple(_text("columns", v, "schema") for v in _list("columns", values["columns"]))
     missing = _list("missing", values.get("missing", [""]))
     if not all(isinstance(value, str) and _is_text(value) for value in missing):
-        raise invalid("missing", missing, "schema", "a list of texts")
+        raise invalid("missing", missing, "schema", "a list of strings")
     fields = tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys)
     numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
     name, missing = label["column"], tuple(missing)
@@ -151,20 +152,25 @@ def _require_columns(schema: Schema) -> None:
     names = schema.names()
     for name in names:
         if names.count(name) > 1:
-            raise invalid("column", name, "schema", "each column once, as label, dense or key")
+            allowed = "each column only once in `label`, `dense` and `keys`"
+            raise invalid("column", name, "schema", allowed)
         if schema.columns is not None and schema.columns.count(name) != 1:
-            raise invalid("column", name, "schema", f"one of `columns`, {list(schema.columns)}")
+            allowed = f"a name that occurs once in `columns`, {list(schema.columns)}"
+            raise invalid("column", name, "schema", allowed)
 
 
 def _known(what: str, values: Any, allowed: tuple[str, ...], needed: tuple[str, ...]) -> Any:
     if not isinstance(values, Mapping):
-        raise invalid(what, values, "", f"an object with {', '.join(allowed)}")
+        kinds = "an object" if what == "schema" else "a column name or an object"
+        raise invalid(what, values, "", f"{kinds} with the settings {', '.join(allowed)}")
     for name in values:
         if name not in allowed:
-            raise invalid(what, name, "", f"the settings {', '.join(allowed)}")
+            raise invalid("setting", name, f"`{what}`", f"one of {', '.join(allowed)}")
     for name in needed:
         if name not in values:
-            raise ValueError(f"Missing `{name}` in {what}.")
+            raise ValueError(
+                f"Missing `{name}` in `{what}`. Expected at least {', '.join(needed)}."
+            )
     return values
 
 
@@ -184,7 +190,7 @@ def _list(setting: str, values: Any) -> Any:
 
 def _text(setting: str, value: Any, place: str) -> str:
     if not isinstance(value, str) or not value or not _is_text(value):
-        raise invalid(setting, value, place, "a text that is not empty")
+        raise invalid(setting, value, place, "a non-empty string")
     return value
 
 

@@ -80,7 +80,8 @@ class BadLines:
         """
         if self.count:
             logging.warning(
-                "%d malformed lines were left out. The first: %s", self.count, self.first
+                "Skipped %d malformed lines. First error: %s. Correct these lines to use them.",
+                *(self.count, self.first),
             )
 
     def reset(self) -> None:
@@ -125,9 +126,9 @@ def require_columns(
     """
     for name in wanted:
         if names.count(name) != 1:
-            number = names.count(name) or "no"
-            columns = f"It has the columns {list(names)}{details}."
-            raise ValueError(f"{file}: {number} column {name!r}. {columns}")
+            found = f"occurs {names.count(name)} times" if name in names else "is missing"
+            columns = f"Expected it once; the file has the columns {list(names)}{details}."
+            raise ValueError(f"{file}: the column {name!r} {found}. {columns}")
 
 
 class Reader(Protocol):

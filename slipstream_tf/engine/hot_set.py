@@ -136,7 +136,7 @@ def sort_keys(lists: Sequence[np.ndarray]) -> list[np.ndarray]:
     for number, keys in enumerate(lists):
         if keys.dtype != np.int64 or keys.ndim != 1:
             given = f"{keys.dtype} {keys.shape}"
-            raise invalid("lists", given, f"sort_keys, list {number}", "int64 [n]")
+            raise invalid(f"lists[{number}]", given, "sort_keys", "int64 values of shape [n]")
     ordered = list(lists)
     unordered = [i for i, keys in enumerate(lists) if (keys[1:] < keys[:-1]).any()]
     if unordered:

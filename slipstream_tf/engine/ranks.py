@@ -230,11 +230,11 @@ class Ranks:
         others = [rank for rank in range(self.size) if digests[rank] != digests[0]]
         if others:
             raise DivergenceError(
-                f"Window {window}: the saturated keys or T of rank(s) "
-                f"{', '.join(map(str, others))} differ from those of rank 0 (digests "
-                f"{', '.join(f'{int(d) & (2**64 - 1):016x}' for d in digests)}). Ranks must have "
-                "the same settings, seeds and software, and their rows must only change by "
-                "training. Restart from the last checkpoint."
+                f"Window {window}: the saturated keys or the threshold T differ between rank 0 and "
+                f"ranks {others} (digests "
+                f"{', '.join(f'{int(d) & (2**64 - 1):016x}' for d in digests)}). Use the same "
+                "settings, seeds and software on all ranks, change rows only by training, and "
+                "restart from the last checkpoint."
             )
 
 
@@ -267,13 +267,15 @@ def require_restorable(
     """
     place = "a saved state of the saturation engine"
     if not states:
-        raise invalid("states", [], place, "one per rank that saved it")
+        raise invalid("states", [], place, "at least one state, one for each rank that saved")
     for state in states:
         saved = {name: table["dim"] for name, table in state["tables"].items()}
         if saved != dims:
-            raise invalid("tables", saved, place, f"the tracked tables and their dims, {dims}")
+            allowed = f"the dims of the tables that this engine tracks, {dims}"
+            raise invalid("tables", saved, place, allowed)
         if state["metric"] != metric:
-            raise invalid("metric", state["metric"], place, f"{metric!r}, as configured")
+            allowed = f"{metric!r}, the `Saturation.metric` of this engine"
+            raise invalid("metric", state["metric"], place, allowed)
 
 
 def part_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:

@@ -261,7 +261,7 @@ class Totals:
     examples_seen = _sum_of("examples_seen", "Number of classified examples, kept and skipped.")
     examples_skipped = _sum_of("examples_skipped", "Number of examples that were dropped.")
     examples_skippable = _sum_of(
-        "examples_skippable", "Number of examples that the policy allows to drop."
+        "examples_skippable", "Number of skippable examples, dropped or kept."
     )
     examples_kept = _sum_of(
         "examples_kept", "Number of skippable examples that were kept by subsampling."
@@ -327,7 +327,10 @@ class ReportLog:
             unpacker = zlib.decompressobj()
             text = unpacker.decompress(block.tobytes(), _MAX_BYTES)
             if unpacker.unconsumed_tail:
-                raise ValueError(f"Packed reports take more than {_MAX_BYTES} bytes.")
+                raise ValueError(
+                    f"A block of window reports has more than {_MAX_BYTES} bytes. The saved state "
+                    "is damaged. Restore another checkpoint."
+                )
             yield from map(WindowReport.from_state, json.loads(text))
         yield from self._recent
 

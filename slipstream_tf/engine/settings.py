@@ -53,7 +53,7 @@ class EngineSettings:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, kind())
             if not isinstance(getattr(self, name), kind):
-                allowed = f"slipstream_tf.{kind.__name__}(...)"
+                allowed = f"None or slipstream_tf.{kind.__name__}(...)"
                 raise invalid(name, getattr(self, name), _PLACE, allowed)
         if self.saturation is not None and not isinstance(self.saturation, Saturation):
             allowed = "None or slipstream_tf.Saturation(...)"
@@ -70,10 +70,13 @@ class EngineSettings:
         object.__setattr__(self, "estimates_cost", estimates)
         object.__setattr__(self, "dry_run", bool(self.dry_run))
         if self.dry_run and not any(policy.verb for policy in self.policies):
-            allowed = "False, or a dry run of a policy that saves examples or gradients"
+            allowed = (
+                "False, because a dry run estimates the savings of policies. Pass at least one "
+                "policy, for example slipstream_tf.DeferGradients()"
+            )
             raise invalid("dry_run", True, f"{_PLACE} without policies", allowed)
         if self.snapshot_bytes < 0:
-            allowed = f"at most HotSet.memory, {self.hot_set.memory!r}, of which it is a part"
+            allowed = f"at most `HotSet.memory`, {self.hot_set.memory!r}, which includes the pilot"
             given = self.examples.pilot_settings["pilot_memory_bytes"]
             raise invalid("memory", given, "PredictedLoss", allowed)
         self._require_composable()
@@ -88,25 +91,24 @@ class EngineSettings:
         for policy in self.policies:
             if policy.acts_on and policy.acts_on in by_kind:
                 both = [type(by_kind[policy.acts_on]).__name__, type(policy).__name__]
-                allowed = f"one policy that acts on {policy.acts_on}"
+                allowed = f"at most one policy that acts on {policy.acts_on}"
                 raise invalid("policies", both, _PLACE, allowed)
             by_kind[policy.acts_on] = policy
         by_keys = [policy for policy in self.policies if policy.key_fraction is not None]
         fractions = {type(policy).__name__: policy.key_fraction for policy in by_keys}
         if len(set(fractions.values())) > 1:
-            allowed = "the same fraction of saturated keys for all: there is one threshold T"
-            raise invalid("fraction", fractions, f"{_PLACE}, policies that go by it", allowed)
+            allowed = "the same fraction for these policies, because they share one threshold T"
+            raise invalid("fraction", fractions, f"policies of {_PLACE}", allowed)
         if self.saturation is None:
             return
         if not self.goes_by_keys:
-            allowed = "None: these policies do not go by the drift of keys"
+            allowed = "None, because no policy uses the saturation of keys"
             raise invalid("saturation", self.saturation, _PLACE, allowed)
         chosen = [type(policy).__name__ for policy in by_keys if policy.sets_key_fraction]
         if self.saturation.threshold is not None and chosen:
-            place = f"Saturation beside a fraction of {' and '.join(chosen)}"
-            raise invalid(
-                "threshold", self.saturation.threshold, place, "None, or no such fraction"
-            )
+            place = f"Saturation with the `fraction` of {' and '.join(chosen)}"
+            allowed = "None, because T follows from the fraction. Pass only one of the two"
+            raise invalid("threshold", self.saturation.threshold, place, allowed)
 
     def _require_steerable(self) -> None:
         """Raises ValueError if `max_auc_loss` is set and no policy can follow it."""
@@ -116,12 +118,15 @@ class EngineSettings:
         place = allowed = ""
         if self.examples.pilot_settings and "fraction" in self._ways:
             place = " with PredictedLoss"
-            allowed = "None: the examples that the pilot keeps have weights, and show no AUC of all"
+            allowed = "None, because weighted examples do not show the AUC over all examples"
         elif not self._ways:
-            allowed = "None: no policy follows it"
+            allowed = (
+                "None, because no policy supports this bound. Pass a policy such as "
+                "slipstream_tf.DeferGradients()"
+            )
         elif is_fixed and self._ways == {"fraction"}:
             place = " with a threshold"
-            allowed = "None: it bounds the T that is found by a fraction, not a fixed T"
+            allowed = "None, because the bound adjusts the threshold. Pass only one of the two"
         if allowed:
             raise invalid("max_auc_loss", self.max_auc_loss, f"{_PLACE}{place}", allowed)
 
@@ -250,9 +255,9 @@ def _require_policies(given: Sequence[Any]) -> None:
     """Raises ValueError unless all values are policies of different classes."""
     for value in given:
         if not isinstance(value, Policy):
-            allowed = "a sequence of policies, e.g. slipstream_tf.DeferGradients()"
+            allowed = "a sequence of policies, for example slipstream_tf.DeferGradients()"
             raise invalid("policies", value, _PLACE, allowed)
     kinds = [type(value).__name__ for value in given]
     twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
     if twice:
-        raise invalid("policies", twice, _PLACE, "each kind once")
+        raise invalid("policies", twice, _PLACE, "at most one policy of each class")

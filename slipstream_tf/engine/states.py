@@ -62,15 +62,15 @@ class KeyStates:
     def __post_init__(self) -> None:
         if np.ndim(self.keys) != 1 or self.keys.dtype != _DTYPES["keys"]:
             given = f"{self.keys.dtype} {np.shape(self.keys)}"
-            raise invalid("keys", given, "KeyStates", "int64 [n]")
+            raise invalid("keys", given, "KeyStates", "int64 values of shape [n]")
         is_wrong = self.keys[1:] <= self.keys[:-1]
         if is_wrong.any():
             pair = tuple(self.keys[is_wrong.argmax() :][:2].tolist())
-            raise invalid("keys", pair, "KeyStates", "ascending keys, each once")
+            raise invalid("keys", pair, "KeyStates", "unique keys in ascending order")
         for name, dtype in _DTYPES.items():
             values = getattr(self, name)
             if values.shape != self.keys.shape or values.dtype != dtype:
-                allowed = f"{np.dtype(dtype).name} of the shape of the keys, {self.keys.shape}"
+                allowed = f"{np.dtype(dtype).name} values of shape {self.keys.shape}, as `keys`"
                 raise invalid(name, f"{values.dtype} {values.shape}", "KeyStates", allowed)
 
     @classmethod

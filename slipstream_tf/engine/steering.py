@@ -223,7 +223,10 @@ class Steerer:
         self, work: WindowWork, planned_inputs: int | None, value: float
     ) -> Steering:
         if planned_inputs is None:
-            words = "Nothing is skipped: the planned steps are not known (Window(planned_steps=))."
+            words = (
+                "The allowed fraction is 0 because the number of planned steps is unknown. Pass "
+                "Window(planned_steps=...)."
+            )
             return Steering(0.0, words)
         allowed = self._settings.max_auc_loss_each
         assert allowed is not None
@@ -379,7 +382,10 @@ def plan_fraction(
     """
     fit = fit_learning_curve(curve)
     if fit is None:
-        words = f"Nothing is skipped: the curve's later part has fewer than {MIN_POINTS} windows."
+        words = (
+            "The allowed fraction is 0 because the later part of the learning curve has fewer than "
+            f"{MIN_POINTS} windows."
+        )
         return Steering(0.0, words)
 
     # Training may last longer than planned.
@@ -391,17 +397,20 @@ def plan_fraction(
     fraction = min(max(spare / (value * left), 0.0), 1.0) if left else 0.0
     cost = cost_of_missing(slope, total, skipped_effective + fraction * value * left)
     words = (
-        f"Slope {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples ({fit.points} "
-        f"windows), assumed {slope:.3g}; a skipped example is worth {value:.2f}. "
+        f"The AUC rises by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
+        f"({fit.points} windows); the plan assumes {slope:.3g}. A skipped example has the value "
+        f"{value:.2f}. "
     )
     if not left:
-        words += "No planned examples are left."
+        words += "No planned examples remain."
     elif spare <= 0.0:
         words += f"The allowed AUC loss of {max_auc_loss:g} is used up."
     elif fraction == 1.0:
-        words += f"The allowed AUC loss of {max_auc_loss:g} allows more than the policy's fraction."
+        words += (
+            f"The allowed AUC loss of {max_auc_loss:g} does not limit the fraction of the policy."
+        )
     else:
-        words += f"The allowed AUC loss of {max_auc_loss:g} is spread over {left} examples."
+        words += f"The allowed AUC loss of {max_auc_loss:g} is distributed over {left} examples."
     return Steering(fraction, words, cost)
 
 

@@ -277,27 +277,28 @@ def tables_to_track(
             a table that no feature uses, a budget is too small for one row, or no table remains.
     """
     if not specs:
-        raise invalid("specs", specs, "SaturationTracker", "one feature or more")
+        raise invalid("specs", specs, "SaturationTracker", "at least one feature")
     known = [table.name for table in tables]
     for spec in specs:
         if spec.table not in known:
-            allowed = "a table of the store: " + ", ".join(known)
+            allowed = "one of the tables " + ", ".join(known)
             raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
     used = {spec.table for spec in specs}
     hot_set = settings.hot_set
     for setting, names in (("exclude", hot_set.exclude), ("table_memory", hot_set.table_memory)):
         for name in names:
             if name not in used:
-                allowed = "tables that a feature uses: " + ", ".join(sorted(used))
+                allowed = "a table that a feature uses, one of " + ", ".join(sorted(used))
                 raise invalid(setting, name, "HotSet", allowed)
     tracked = [t for t in tables if t.name in used and t.name not in hot_set.exclude]
     if not tracked:
-        allowed = "fewer than all tables: one must be left to track"
+        allowed = "at least one used table that is not in `exclude`"
         raise invalid("exclude", hot_set.exclude, "HotSet", allowed)
     needed = min(snapshot_bytes(table.dim) for table in tracked)
     if (settings.snapshot_bytes if settings.goes_by_keys else hot_set.memory_bytes) < needed:
         allowed = (
-            f"at least {needed}, beside a pilot: the snapshot of one row takes that many bytes"
+            f"at least {needed} bytes in addition to the memory of a pilot, because the snapshot "
+            f"of one row takes {needed} bytes"
         )
         raise invalid("memory", hot_set.memory, "HotSet", allowed)
     snapshots = f"snapshots of {', '.join(repr(table.name) for table in tracked[:3])}"

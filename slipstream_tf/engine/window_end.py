@@ -211,9 +211,10 @@ def warn_of_first_window(
         return
     if warmup_steps is None:
         logging.warning(
-            "The warm-up is a fraction of the planned steps, whose number is not known: nothing "
-            "is skipped. Give steps to Window(warmup=), its planned_steps, or data whose length is "
-            "known (tf.data.experimental.assert_cardinality)."
+            "The warm-up does not end because it is a fraction of the planned steps, and their "
+            "number is unknown. During the warm-up, no policy takes effect. Pass "
+            "Window(planned_steps=...), a number of steps as Window(warmup=...), or data of known "
+            "length (tf.data.experimental.assert_cardinality)."
         )
     if (
         settings.goes_by_keys
@@ -222,9 +223,10 @@ def warn_of_first_window(
         and not examples_seen
     ):
         logging.warning(
-            "Gradients came in, but no input went through Slipstream.apply: the threshold is "
-            "found on examples, so it stays 0 and no key is saturated. Put slipstream.apply(...) "
-            "last in the training data's pipeline, or set Saturation(threshold=)."
+            "Gradients were applied, but no example passed through Slipstream.apply. The threshold "
+            "is computed from these examples, therefore it stays 0 and no key is saturated. Call "
+            "slipstream.apply(...) at the end of the training pipeline, or pass "
+            "Saturation(threshold=...)."
         )
 
 
@@ -243,7 +245,7 @@ def log_anomalies(
         broken = found.keys[~np.isfinite(found.drift)]
         if broken.size:
             logging.warning(
-                "Window %d, step %d: %d hot keys of table %r have a drift that is not finite "
-                "and count as varying. First: key %d.",
+                "Window %d, step %d: %d hot keys of table %r have a drift that is not finite and "
+                "count as varying, for example key %d. Reduce the learning rate or clip gradients.",
                 *(window, step, broken.size, table, broken[0]),
             )

@@ -83,13 +83,14 @@ def _of_keras(name: str, config: dict[str, Any]) -> SparseOptimizer:
     place = "embedding tables"
     if name not in _SAME_AS_KERAS:
         names = ", ".join(f"{cls.__name__}(...)" for cls in _RULES)
-        allowed = f"slipstream_tf.optimizers.{names}, which leave rows that a batch lacks alone"
+        allowed = f"slipstream_tf.optimizers.{names}, which update only the rows of a batch"
         raise invalid("optimizer", f"keras.optimizers.{name}", place, allowed)
     cls, settings = _SAME_AS_KERAS[name]
     for setting in _BEYOND:
         if config.get(setting):
-            allowed = f"a keras.optimizers.{name} without it, or slipstream_tf.optimizers.{name}"
-            raise invalid(setting, config[setting], f"keras.optimizers.{name} of {place}", allowed)
+            at = f"keras.optimizers.{name} of {place}"
+            allowed = f"no `{setting}`. Remove it, or use slipstream_tf.optimizers.{name}(...)"
+            raise invalid(setting, config[setting], at, allowed)
     return cls(config["learning_rate"], **{setting: config[setting] for setting in settings})
 
 
@@ -140,5 +141,6 @@ def shared_optimizer(tables: Sequence[Any], optimizer: Any, place: str) -> Spars
     chosen = [optimizer_of(table, optimizer) for table in tables]
     if any(serialize(own) != serialize(chosen[0]) for own in chosen):
         details = {table.name: own for table, own in zip(tables, chosen, strict=True)}
-        raise invalid("optimizer", details, place, "the same optimizer and rate for all tables")
+        allowed = "the same optimizer and learning rate for all tables"
+        raise invalid("optimizer", details, place, allowed)
     return chosen[0]

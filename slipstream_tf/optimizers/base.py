@@ -81,7 +81,8 @@ class SparseOptimizer:
                 self._require(name, 0.0, open_minimum=True)
         require_choice("decay", self.decay, DECAYS, place)
         if self.decay == "all" and self.l2 is None and self.weight_decay is None:
-            raise invalid("decay", "all", place, "with l2 or weight_decay, or 'batch'")
+            place += " without `l2` and `weight_decay`"
+            raise invalid("decay", "all", place, "'batch'. Pass one of these arguments with 'all'")
 
     @property
     def follows(self) -> bool:
@@ -105,7 +106,7 @@ class SparseOptimizer:
         # The op computes in float32, in which a small positive number may round to the excluded
         # minimum.
         if bounds.get("open_minimum") and not np.float32(number) > minimum:
-            allowed = f"a number > {minimum:g} in float32, too"
+            allowed = f"a number > {minimum:g} after rounding to float32"
             raise invalid(name, number, type(self).__name__, allowed)
         object.__setattr__(self, name, number)
 
@@ -114,7 +115,7 @@ class SparseOptimizer:
         for name in names:
             self._require(name, 0.0)
             if np.float32(getattr(self, name)) >= 1.0:
-                allowed = "a finite number >= 0 and < 1, in float32, too"
+                allowed = "a finite number >= 0 and < 1 after rounding to float32"
                 raise invalid(name, getattr(self, name), type(self).__name__, allowed)
 
     def op_rule(self) -> tuple[str, tuple[float, ...]]:

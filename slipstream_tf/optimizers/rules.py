@@ -49,7 +49,8 @@ class SGD(SparseOptimizer):
         if not isinstance(self.nesterov, bool):
             raise invalid("nesterov", self.nesterov, "SGD", "True or False")
         if self.nesterov and not self.momentum:
-            raise invalid("nesterov", True, "SGD without momentum", "False")
+            allowed = "False. Pass `momentum` > 0 with nesterov=True"
+            raise invalid("nesterov", True, "SGD without momentum", allowed)
 
     def op_rule(self) -> tuple[str, tuple[float, ...]]:
         if not self.momentum:
@@ -292,10 +293,13 @@ class Ftrl(SparseOptimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.follow:
-            allowed = "False: the rows of this rule shrink with the rate"
+            allowed = "False, because the rows of FTRL shrink when the learning rate falls"
             raise invalid("follow", True, "Ftrl", allowed)
         if self.weight_decay is not None:
-            allowed = "None: its rows are computed anew; l2_regularization_strength is theirs"
+            allowed = (
+                "None, because FTRL computes rows from sums of gradients. Use "
+                "`l2_regularization_strength`"
+            )
             raise invalid("weight_decay", self.weight_decay, "Ftrl", allowed)
         self._require("learning_rate_power", float("-inf"), maximum=0.0)
         self._require("initial_accumulator_value", 0.0, open_minimum=True)

@@ -212,23 +212,24 @@ class DeferGradients(Policy):
         if isinstance(self.until, Interval):
             if tables.are_native:
                 allowed = (
-                    "slipstream_tf.Movement(...): native tables know how far an update moves a row"
+                    "slipstream_tf.Movement(...), because native tables can compute how far an "
+                    "update moves a row"
                 )
                 raise invalid("until", self.until, "DeferGradients on native tables", allowed)
             logging.warning(
-                "DeferGradients(until=Interval(...)) cost .0171 AUC on a changing stream where "
-                "Movement(0.005) cost .0007 (benchmarks/results/stream.md). Use Interval only "
-                "where the store does not know how far the optimizer moves rows."
+                "DeferGradients(until=Interval(...)) lost 0.0171 AUC on a changing stream on which "
+                "Movement(0.005) lost 0.0007 (benchmarks/results/stream.md). Use Interval only if "
+                "the store cannot compute how far the optimizer moves rows."
             )
         needed = max(deferred_row_bytes(t.dim) for t in tables.tables)
         budget = parse_bytes("memory", self.memory)
         if budget < needed:
-            allowed = f"at least {needed}: a deferred row of the widest table takes {needed} bytes"
+            allowed = f"at least {needed} bytes, the size of a deferred row of the widest table"
             raise invalid("memory", self.memory, "DeferGradients", allowed)
         require_room("memory", budget, budget, "deferred gradients", "DeferGradients")
         given = self.until.distance if isinstance(self.until, Movement) else None
         if given is not None and tables.max_auc_loss is not None:
-            allowed = "None: the bound sets it"
+            allowed = "None, because `max_auc_loss` determines the distance"
             raise invalid("distance", given, "Movement with max_auc_loss", allowed)
 
     def update_policy_of(self, table: Table, tables: Tables) -> UpdatePolicy:

@@ -84,7 +84,7 @@ class PredictedLoss(Score):
                 open_minimum=True,
             )
             if floor == 1.0:
-                raise invalid("min_keep_probability", 1.0, place, "below 1")
+                raise invalid("min_keep_probability", 1.0, place, "a number > 0 and < 1")
             object.__setattr__(self, "min_keep_probability", floor)
         require_integer("factors", self.factors, 1, 8, place)
         parse_bytes("memory", self.memory, place, minimum=1024)
@@ -92,13 +92,13 @@ class PredictedLoss(Score):
     def require_fraction(self, fraction: float, keep_rate: float) -> None:
         place = "SkipExamples by PredictedLoss"
         if keep_rate:
-            allowed = "0: PredictedLoss keeps examples by its min_keep_probability"
+            allowed = "0, because PredictedLoss has a `min_keep_probability` instead"
             raise invalid("keep_rate", keep_rate, place, allowed)
         if fraction == 1.0:
-            raise invalid("fraction", fraction, place, "below 1")
+            raise invalid("fraction", fraction, place, "a number > 0 and < 1")
         kept = round(1.0 - fraction, 12)
         if self.min_keep_probability is not None and self.min_keep_probability > kept:
-            allowed = f"at most {kept:g}, the fraction that is kept"
+            allowed = f"at most {kept:g}, which is 1 - `SkipExamples.fraction`"
             raise invalid("min_keep_probability", self.min_keep_probability, place, allowed)
 
     def key_fraction(self, fraction: float) -> float | None:

@@ -102,7 +102,7 @@ class SkipExamples(Policy):
     def __post_init__(self) -> None:
         place = "SkipExamples"
         if not isinstance(self.score, Score):
-            allowed = "slipstream_tf.PredictedLoss(...) or RowDrift(...)"
+            allowed = "slipstream_tf.PredictedLoss(...) or slipstream_tf.RowDrift(...)"
             raise invalid("score", self.score, place, allowed)
         if self.fraction is not None:
             fraction = require_number("fraction", self.fraction, 0.0, 1.0, place, True)
@@ -110,7 +110,8 @@ class SkipExamples(Policy):
         keep_rate = require_number("keep_rate", self.keep_rate, 0.0, 1.0, place)
         object.__setattr__(self, "keep_rate", keep_rate)
         if keep_rate == 1.0:
-            raise invalid("keep_rate", 1.0, place, "below 1 (dry_run=True keeps every example)")
+            allowed = "a number >= 0 and < 1. Pass dry_run=True to keep every example"
+            raise invalid("keep_rate", 1.0, place, allowed)
         self.score.require_fraction(self.target_fraction, keep_rate)
 
     @property

@@ -116,7 +116,7 @@ def test_two_at_a_time_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     with open(tmp_path / "out" / ".lock", "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert run(path, f"--output={tmp_path / 'out'}") == 1
-    assert "another process prepares into it" in capsys.readouterr().err
+    assert "Another process prepares data in " in capsys.readouterr().err
 
 
 def test_training_on_shards_is_training_on_the_lines(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run(path, f"--schema={schema}", f"--output={out}", "--dim=1") == 0
     printed = capsys.readouterr().out
     left_out = "2 malformed lines were left out, 0.1% of all. The first: "
-    assert f"{left_out}{path}:9: 2 columns" in printed
+    assert f"{left_out}{path}:9: the line has 2 columns" in printed
     assert "user" in printed and "100.0% of the training examples are hot" in printed
     code = run_program(
         train.make_flags(),
@@ -191,11 +191,15 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("{data}", "--output={out}", "--format=tsv"), 2, ("--format=tsv", "criteo, avazu")),
         (("{data}", "--output={out}", "--schema={data}"), 2, ("--schema", "not valid JSON")),
         (("{out}/none", "--output={out}"), 2, ("none", "DATA")),
-        (("{data}", "--output={out}", "--format=csv"), 2, ("needs a schema",)),
+        (("{data}", "--output={out}", "--format=csv"), 2, ("requires a schema", "--schema")),
         (("{data}", "--output={out}", "--hot_set_memory=10"), 2, ("--hot_set_memory", "64")),
         (("{data}", "--output={data}"), 2, ("--output=", "lines.tsv", "can be made and written")),
         (("{data}", "--output={out}", "--schema={out}"), 2, ("--schema=", "No such file")),
-        (("{data}", "--output={out}", "--strict"), 1, ("lines.tsv:3: 2 columns", "--strict")),
+        (
+            ("{data}", "--output={out}", "--strict"),
+            1,
+            ("lines.tsv:3: the line has 2 columns", "--strict"),
+        ),
     ],
 )
 def test_errors_are_one_line(

@@ -524,7 +524,7 @@ def test_resource_dies_with_its_last_handle(make):
 @on_classifiers
 @pytest.mark.parametrize("alpha", [0, 2, -0.5, 1.1, math.nan, "1"])
 def test_bad_alpha(make, alpha):
-    with pytest.raises(ValueError, match=r"Invalid `alpha`.*> 0 <= 1"):
+    with pytest.raises(ValueError, match=r"Invalid `alpha`.*> 0 and <= 1"):
         make(alpha)
 
 

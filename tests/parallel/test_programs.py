@@ -14,8 +14,8 @@ DISAGREEMENTS = {
     "but it is 4 on rank 0. Expected the same settings on all ranks.",
     "settings": "ValueError: Invalid settings of Slipstream on rank 1: window.config.steps is 20, "
     "but it is 10 on rank 0. Expected the same settings on all ranks.",
-    "rows": "DivergenceError: Window 3: the saturated keys or T of rank(s) 1 differ from those of "
-    "rank 0",
+    "rows": "DivergenceError: Window 3: the saturated keys or the threshold T differ between "
+    "rank 0 and ranks [1]",
 }
 # Placement (empty for the default), ranks, update rule, policy. In a sharded table, ranks estimate
 # a movement from the smallest accumulator of a row. Therefore with Adagrad they defer less than

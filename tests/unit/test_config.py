@@ -79,7 +79,7 @@ def test_a_row_takes_the_bytes_of_its_dtypes(storage, nbytes):
         (lambda: Window(0), "`steps`: 0 for Window"),
         (lambda: Window(2.5), "`steps`: 2.5 for Window"),
         (lambda: Window(True), "`steps`: True for Window"),
-        (lambda: Window(warmup=1.5), "`warmup`: 1.5 for Window.*>= 0 <= 1"),
+        (lambda: Window(warmup=1.5), "`warmup`: 1.5 for Window.*>= 0 and <= 1"),
         (lambda: Window(warmup=-1), "`warmup`: -1 for Window.*an integer >= 0"),
         (lambda: Window(warmup=True), "`warmup`: True for Window"),
         (lambda: Window(warmup=None), "`warmup`: None for Window"),
@@ -103,7 +103,7 @@ def test_a_row_takes_the_bytes_of_its_dtypes(storage, nbytes):
         (lambda: Saturation(threshold=float("nan")), "`threshold`: nan for Saturation"),
         (
             lambda: Saturation(threshold=0.1, max_threshold=0.2),
-            "`max_threshold`: 0.2 for Saturation with a threshold",
+            r"`max_threshold`: 0.2 for Saturation\(threshold=0.1\)",
         ),
         (lambda: Saturation(revisit_every=-1), "`revisit_every`: -1 for Saturation"),
         (lambda: DryRun("yes"), "`estimates_cost`: 'yes' for DryRun.*True or False"),

@@ -43,7 +43,7 @@ def test_a_floor_is_at_most_what_is_kept():
 
 
 def test_it_does_not_follow_max_auc_loss():
-    with pytest.raises(ValueError, match=r"`max_auc_loss`: 0.001.*no policy follows it"):
+    with pytest.raises(ValueError, match=r"`max_auc_loss`: 0.001.*no policy supports this bound"):
         EngineSettings(slip.SkipExamples(slip.PredictedLoss()), max_auc_loss=0.001)
 
 

@@ -32,12 +32,12 @@ _HOUR = re.compile(rb"[0-9]{8}")
 
 def _parse_hour(value: bytes) -> tuple[int, int]:
     if not _HOUR.fullmatch(value):
-        raise ValueError(f"hour {shown(value)}; expected YYMMDDHH")
+        raise ValueError(f"hour is {shown(value)}; expected YYMMDDHH")
     year, month, day, hour = (int(value[i : i + 2]) for i in (0, 2, 4, 6))
     try:
         moment = datetime.datetime(2000 + year, month, day, hour)
     except ValueError as error:
-        raise ValueError(f"hour {value.decode()!r}: {error}; expected YYMMDDHH") from error
+        raise ValueError(f"hour is {value.decode()!r} ({error}); expected YYMMDDHH") from error
     return moment.hour, moment.weekday()
 
 
@@ -55,7 +55,7 @@ class AvazuFormat:
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
         """Returns (label, dense values, keys) of a line; see `LineFormat.parse_line`."""
         if columns[1] not in (b"0", b"1"):
-            raise ValueError(f"click {shown(columns[1])}; expected 0 or 1")
+            raise ValueError(f"click is {shown(columns[1])}; expected 0 or 1")
         hour, weekday = _parse_hour(columns[2])
         keys = [hash_string(value) if value else MISSING_KEY for value in columns[3:]]
         return float(columns[1] == b"1"), [], [hour, weekday, *keys]

@@ -48,7 +48,7 @@ class CriteoFormat:
     def parse_line(self, columns: Sequence[bytes]) -> tuple[float, list[float], list[int]]:
         """Returns (label, dense values, keys) of a line; see `LineFormat.parse_line`."""
         if columns[0] not in (b"0", b"1"):
-            raise ValueError(f"label {shown(columns[0])}; expected 0 or 1")
+            raise ValueError(f"label is {shown(columns[0])}; expected 0 or 1")
         dense = []
         for i, value in enumerate(columns[1 : 1 + NUM_DENSE]):
             if not value:
@@ -56,7 +56,10 @@ class CriteoFormat:
             elif _INTEGER.fullmatch(value):
                 dense.append(float(transform_count(np.float64(int(value)))))
             else:
-                raise ValueError(f"I{i + 1} {shown(value)}; expected an integer or nothing")
+                raise ValueError(
+                    f"I{i + 1} is {shown(value)}; expected an integer of at most 18 digits or an "
+                    "empty value"
+                )
         keys = []
         for i, value in enumerate(columns[1 + NUM_DENSE :]):
             if not value:
@@ -65,7 +68,8 @@ class CriteoFormat:
                 keys.append(int(value, 16))
             else:
                 raise ValueError(
-                    f"C{i + 1} {shown(value)}; expected 1 to 15 hexadecimal digits or nothing"
+                    f"C{i + 1} is {shown(value)}; expected 1 to 15 hexadecimal digits or an empty "
+                    "value"
                 )
         return float(columns[0] == b"1"), dense, keys
 

@@ -71,17 +71,18 @@ def parse_name(name: str) -> Named | None:
     counts, rate = numbers[:2], numbers[2:]
     is_rate = all(re.fullmatch(r"0?\.\d+", number) and float(number) > 0 for number in rate)
     if len(rate) > 1 or not is_rate or not all(n.isdecimal() and int(n) for n in counts):
-        raise ValueError(
-            f"Invalid data {name!r}. Expected generated:COUNT, generated:COUNT:KEYS or "
-            "generated:COUNT:KEYS:RATE: integers of at least 1 (inputs, and keys of the largest "
-            "field), and a click rate above 0 and below 1."
+        allowed = (
+            "generated:COUNT, generated:COUNT:KEYS or generated:COUNT:KEYS:RATE, with COUNT "
+            "examples, KEYS keys in the largest field (integers >= 1), and a click rate RATE "
+            "between 0 and 1, for example 0.03"
         )
+        raise invalid("data", name, "generated data", allowed)
     sizes = dict(zip(Named._fields, map(int, counts), strict=False))
     found = Named(**sizes, click_rate=float(rate[0]) if rate else CLICK_RATE)
     if not SMALLEST_CARDINALITY <= found.largest <= MAX_KEYS:
-        raise ValueError(
-            f"Invalid data {name!r}. Expected KEYS from {SMALLEST_CARDINALITY} to {MAX_KEYS}."
-        )
+        bounds = f"from {SMALLEST_CARDINALITY} to {MAX_KEYS}"
+        allowed = f"generated:COUNT:KEYS with {bounds} keys in the largest field"
+        raise invalid("data", name, "generated data", allowed)
     return found
 
 
@@ -169,10 +170,12 @@ class GeneratedReader(BatchReader):
         require_integer("dense", dense, 0, None, place)
         require_number("click_rate", click_rate, 0.0, 1.0, place, open_minimum=True)
         if click_rate == 1.0:
-            raise invalid("click_rate", click_rate, place, "a number above 0 and below 1")
+            raise invalid("click_rate", click_rate, place, "a number > 0 and < 1")
         sizes = default_cardinalities(fields) if cardinalities is None else tuple(cardinalities)
         if len(sizes) != fields:
-            raise invalid("cardinalities", sizes, place, f"one integer for each of {fields} fields")
+            raise invalid(
+                "cardinalities", sizes, place, f"one integer per field, {fields} in total"
+            )
         for size in sizes:
             require_integer("cardinalities", size, 1, _LARGEST_KEY // fields, place)
         self.cardinalities, self._num_inputs = sizes, num_examples

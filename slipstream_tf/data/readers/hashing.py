@@ -102,7 +102,7 @@ def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         # Arrow's integer parser accepts other characters too, for example a hexadecimal prefix.
         text = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         if lengths.max(initial=0) > _SURE_DIGITS or not _IS_OF_INTEGER.take(text).all():
-            raise pa.ArrowInvalid("not plain integers alone")
+            raise pa.ArrowInvalid("a value is not a plain integer")
         return _integers(values, is_blank), ~is_blank
     except pa.ArrowInvalid:
         # At least one value is not a plain integer. The others still use the fast parser.

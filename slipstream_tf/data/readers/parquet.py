@@ -115,15 +115,15 @@ class ParquetReader(BatchReader):
         return self._data.schema.field(name).type
 
     def _check_types(self) -> None:
-        numbers = "labels and dense columns: integers, floating-point numbers, booleans."
-        keys = "keys: integers, booleans, text, bytes, or lists of them."
+        numbers = "integers, floating-point numbers or booleans, for a label or dense column."
+        keys = "integers, booleans, text, bytes, or lists of these, for a key column."
         for name in (self._label, *self._dense, *self._keys):
             kind = self._type(name)
             is_of_keys = name in self._keys
             element = kind.value_type if is_of_keys and is_list(kind) else kind
             if not (is_key(element) if is_of_keys else is_number(element)):
                 raise ValueError(
-                    f"{self._path}: column {name!r} is of type {kind}. Allowed for "
+                    f"{self._path}: column {name!r} has the type {kind}. Expected "
                     f"{keys if is_of_keys else numbers}"
                 )
 
@@ -138,7 +138,7 @@ class ParquetReader(BatchReader):
                 try:
                     yield self._usable(table, rows, fragment, begin)
                 except pa.ArrowException as error:
-                    raise ValueError(f"{fragment.path}: damaged: {error}") from error
+                    raise ValueError(f"{fragment.path}: the file is damaged: {error}") from error
                 first += len(batch)
 
     def _files(self, number: int) -> Iterator[tuple[int | None, Any]]:
@@ -156,7 +156,7 @@ class ParquetReader(BatchReader):
         try:
             ends = np.cumsum([fragment.count_rows() for fragment in fragments])
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self._path}: a file is damaged: {error}") from error
+            raise ValueError(f"{self._path}: a file of the data is damaged: {error}") from error
         for index in generator.permutation(len(fragments)):
             yield int(ends[index - 1]) if index else 0, fragments[index]
 
@@ -172,8 +172,8 @@ class ParquetReader(BatchReader):
             )
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
-                f"{fragment.path}: damaged, or its columns are not of the types that the first "
-                f"file has: {error}"
+                f"{fragment.path}: the file is damaged, or its column types differ from the first "
+                f"file: {error}"
             ) from error
 
     def _usable(self, table: pa.Table, rows: np.ndarray, fragment: Any, begin: int) -> pa.Table:
@@ -185,11 +185,13 @@ class ParquetReader(BatchReader):
         reasons = [(self._label, label, ~is_good, "expected a number from 0 to 1")]
         for name in self._dense:
             value = to_numbers(table[name], 0.0)
-            reasons.append((name, value, np.isinf(value), "expected a finite number or none"))
+            reasons.append(
+                (name, value, np.isinf(value), "expected a finite number or a missing value")
+            )
             is_good &= np.isfinite(value) | np.isnan(value)
         for i in np.flatnonzero(~is_good):
             name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
-            text = f"{name} {table[name][int(i)].as_py()}; {allowed}"
+            text = f"{name} is {table[name][int(i)].as_py()}; {allowed}"
             self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
         return table if is_good.all() else table.filter(pa.array(is_good))
 
@@ -238,13 +240,16 @@ def _column_names(
     place = "ParquetReader"
     for argument, names in (("keys", keys), ("dense", dense)):
         if isinstance(names, str):
-            raise invalid(argument, names, place, "a sequence of column names")
+            allowed = f"a sequence of column names, for example [{names!r}]"
+            raise invalid(argument, names, place, allowed)
     if not keys:
-        raise invalid("keys", keys, place, "one column name or more")
+        raise invalid("keys", keys, place, "at least one column name")
     columns = (label, *dense, *keys)
     for name in columns:
         if columns.count(name) > 1:
-            raise invalid("keys", name, place, "each column once, as label, dense or key")
+            argument = "keys" if name in keys else "dense"
+            allowed = "each column only once in `label`, `dense` and `keys`"
+            raise invalid(argument, name, place, allowed)
     return tuple(keys), tuple(dense)
 
 
@@ -257,18 +262,18 @@ def opening(path: str) -> Iterator[None]:
         # Only system errors have an errno. Arrow also raises OSError for damaged files.
         if getattr(error, "errno", None) is not None:
             raise
-        raise ValueError(f"{path}: no Parquet file, or damaged: {error}") from error
+        raise ValueError(f"{path}: the file is damaged or not a Parquet file: {error}") from error
 
 
 def _dataset(paths: list[str]) -> pa_dataset.Dataset:
     for path in paths:
         if not os.path.exists(path):
-            raise FileNotFoundError(f"No data file or folder {path!r}.")
+            raise FileNotFoundError(f"There is no data file or folder {path!r}.")
     with opening(paths[0]):
         data = pa_dataset.dataset(paths if len(paths) > 1 else paths[0], format="parquet")
         data.schema.names  # noqa: B018  Decodes the names, which may raise.
     if not data.files:
-        raise FileNotFoundError(f"No Parquet files in {paths[0]!r}.")
+        raise FileNotFoundError(f"The folder {paths[0]!r} contains no Parquet files.")
     return data
 
 

@@ -62,10 +62,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format_version {version!r}. Expected {FORMAT_VERSION}; prepare the data anew."
+            f"{path}: `format_version` is {version!r}; expected {FORMAT_VERSION}. "
+            "Run slipstream-prepare --overwrite."
         )
     if (problem := _problem(manifest)) is not None:
-        raise ValueError(f"{path}: damaged: {problem}. Prepare the data anew.")
+        raise ValueError(
+            f"{path}: the manifest is damaged: {problem}. Run slipstream-prepare --overwrite."
+        )
     return manifest
 
 
@@ -81,7 +84,7 @@ def _problem(manifest: dict[str, Any]) -> str | None:
         if not all(isinstance(column, str) for column in columns[name]):
             return f"`columns`: `{name}` is {columns[name]!r}"
     for number, shard in enumerate(manifest["shards"]):
-        place = f"`shards`, {number}"
+        place = f"`shards[{number}]`"
         if (wrong := _wrong(shard, _SHARD_KINDS)) is not None:
             return f"{place}: {wrong}"
         end = shard["end"]
@@ -100,7 +103,7 @@ def _problem(manifest: dict[str, Any]) -> str | None:
 
 def _wrong(values: Any, kinds: Mapping[str, Any]) -> str | None:
     if not isinstance(values, dict):
-        return f"it is {values!r}, not an object with {', '.join(kinds)}"
+        return f"the value is {values!r}; expected an object with {', '.join(kinds)}"
     for name, kind in kinds.items():
         value = values.get(name)
         if isinstance(kind, dict):
@@ -152,8 +155,8 @@ class PreparedReader(ParquetReader):
         manifest = read_manifest(name)
         if not manifest["is_complete"]:
             raise ValueError(
-                f"{name}: its preparation was interrupted. Run the same slipstream-prepare again: "
-                "it goes on where it stopped."
+                f"{name}: the preparation is incomplete. Run slipstream-prepare again with the "
+                "same flags to complete it."
             )
         parts, chosen = PARTS if part is None else (part,), None
         if not any(shard["valid"] for shard in manifest["shards"]) and part in ("train", "valid"):
@@ -162,7 +165,8 @@ class PreparedReader(ParquetReader):
             chosen = "test" if part == "valid" else ("train" if hold_out else None)
         shards = [shard[p] for p in parts for shard in manifest["shards"] if shard[p] is not None]
         if not shards:
-            raise ValueError(f"{name}: no inputs in the part {part or ' or '.join(PARTS)}.")
+            where = "data" if part is None else f"part {part!r}"
+            raise ValueError(f"{name}: the {where} contains no examples. Prepare more data.")
         columns = manifest["columns"]
         super().__init__(
             [os.path.join(name, *shard["file"].split("/")) for shard in shards],
@@ -183,7 +187,7 @@ class PreparedReader(ParquetReader):
             )
             num_inputs = whole * of_period + of_rest
         if not num_inputs:
-            raise ValueError(f"{name}: no inputs in the part {part}.")
+            raise ValueError(f"{name}: the part {part!r} contains no examples. Prepare more data.")
         self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)
 
     def in_memory(self, shuffle_seed: int) -> ArrayReader:
@@ -197,7 +201,7 @@ class PreparedReader(ParquetReader):
             ValueError: If a field is a list, or a shard is damaged.
         """
         if self._lists:
-            allowed = "data whose fields are no lists"
+            allowed = "'none' or 'shards', because examples with lists cannot be shuffled"
             raise invalid("shuffle", "examples", f"the lists {sorted(self._lists)}", allowed)
         blocks = []
         for features, label in self.in_batches_of(ROWS_AT_ONCE)._batches():

@@ -48,10 +48,13 @@ def open_data(
     if name == "generated" or name.startswith("generated:"):
         return open_generated(name, part, batch_size)
     if not os.path.exists(name):
-        raise FileNotFoundError(f"No data file {name!r}. Known data: {DESCRIPTION}.")
+        raise FileNotFoundError(f"There is no data file {name!r}. Expected {DESCRIPTION}.")
     reader = _READERS.get(os.path.splitext(name.removesuffix(".gz"))[1])
     if reader is None:
-        raise ValueError(f"No reader for {name!r}. Known data: {DESCRIPTION}.")
+        raise ValueError(
+            f"The format of {name!r} is unknown. Expected {DESCRIPTION}. Convert other formats "
+            "with slipstream-prepare."
+        )
     return reader(name, batch_size, part=part, strict=strict, hold_out=hold_out)
 
 

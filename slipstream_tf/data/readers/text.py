@@ -91,8 +91,8 @@ def require_header(line_format: LineFormat, path: str, first_line: bytes) -> Non
     if header is not None and first_line.rstrip(b"\r") != header:
         given = first_line[:80].decode(errors="replace")
         raise ValueError(
-            f"{path}:1: header {given!r}... is not that of {line_format.name}: "
-            f"{header[:80].decode()!r}... CSV of other columns: slipstream-prepare --schema first."
+            f"{path}:1: the header {given!r}... differs from the header of {line_format.name}, "
+            f"{header[:80].decode()!r}... Convert other CSV files with slipstream-prepare --schema."
         )
 
 
@@ -155,12 +155,12 @@ def parse_line(line_format: LineFormat, line: bytes) -> tuple[float, list[float]
     """
     line = line.rstrip(b"\r")
     if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"more than {MAX_LINE_BYTES} bytes; expected so many at most")
+        raise ValueError(f"the line has more than {MAX_LINE_BYTES} bytes, the maximum")
     columns = line.split(line_format.delimiter.encode())
     if len(columns) != line_format.num_columns:
         raise ValueError(
-            f"{len(columns)} columns; expected {line_format.num_columns}, separated by "
-            f"{line_format.delimiter!r}"
+            f"the line has {len(columns)} columns; expected {line_format.num_columns}, separated "
+            f"by {line_format.delimiter!r}"
         )
     return line_format.parse_line(columns)
 
@@ -300,7 +300,7 @@ def _blocks(path: str) -> Iterator[list[bytes]]:
                 for begin in range(0, len(lines), BLOCK_LINES):
                     yield lines[begin : begin + BLOCK_LINES]
         except DAMAGES as error:
-            raise ValueError(f"{path}: damaged after line {count}: {error}") from error
+            raise ValueError(f"{path}: the file is damaged after line {count}: {error}") from error
 
 
 class TextReader(BatchReader):
@@ -337,7 +337,7 @@ class TextReader(BatchReader):
         self._paths = [os.fspath(path) for path in several]
         for path in self._paths:
             if not os.path.isfile(path):
-                raise FileNotFoundError(f"No data file {path!r}.")
+                raise FileNotFoundError(f"There is no data file {path!r}.")
         self._format = line_format
         # The number of well-formed lines is only known after reading.
         self.spec = DataSpec(line_format.name, line_format.fields, len(line_format.dense))

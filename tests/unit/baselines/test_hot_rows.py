@@ -61,5 +61,5 @@ def test_training_is_that_of_a_plain_layer(kind: type[DLRM]) -> None:
 def test_weights_are_refused_and_not_dropped() -> None:
     layer = HotRows(TABLES, optimizers.Adagrad(0.1), HOT)
     keys = np.zeros((2, FIELDS), np.int64)
-    with pytest.raises(ValueError, match=r"`weights`.*a baseline has none"):
+    with pytest.raises(ValueError, match=r"`weights`.*HotRows does not support `weights`"):
         layer.call(keys, weights={"t0": np.ones(2, np.float32)})

@@ -110,7 +110,7 @@ def test_a_reader_s_inputs_are_all_there_once():
 
 def test_what_cannot_be_segregated_is_refused():
     dataset = data_of(np.zeros((4, 2)), 2)
-    with pytest.raises(ValueError, match=r"1 lists.*2, one per field"):
+    with pytest.raises(ValueError, match=r"1 lists.*one list of keys per field, 2 in total"):
         segregate(dataset, [[1]], 2)
     with pytest.raises(ValueError, match="`batch_size`: 0"):
         segregate(dataset, HOT, 0)

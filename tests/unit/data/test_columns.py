@@ -58,17 +58,17 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("2,1,1,a", "y '2'; expected a number from 0 to 1, or any with `positive_from`"),
-        (",1,1,a", "y ''"),
-        ("nan,1,1,a", "y 'nan'"),
-        ("1,1.0,1,a", "k '1.0'; expected a 64-bit integer or nothing"),
-        ("1,0x1,1,a", "k '0x1'"),
-        ("1,9223372036854775808,1,a", "k '9223372036854775808'"),
-        ("1,1,inf,a", "n 'inf'; expected a finite number or none"),
-        ("1,1,1e99,a", "n '1e99'"),
-        ("1,1, 1,a", "n ' 1'"),
-        ("1,1,1_0,a", "n '1_0'"),
-        ("1,1,1,a g", "l 'a g'; expected 1 to 15 hexadecimal digits or nothing"),
+        ("2,1,1,a", r"y is '2'; expected a number from 0 to 1 \(or set `positive_from`"),
+        (",1,1,a", "y is ''"),
+        ("nan,1,1,a", "y is 'nan'"),
+        ("1,1.0,1,a", "k is '1.0'; expected a 64-bit integer or a missing value"),
+        ("1,0x1,1,a", "k is '0x1'"),
+        ("1,9223372036854775808,1,a", "k is '9223372036854775808'"),
+        ("1,1,inf,a", "n is 'inf'; expected a finite number or a missing value"),
+        ("1,1,1e99,a", "n is '1e99'"),
+        ("1,1, 1,a", "n is ' 1'"),
+        ("1,1,1_0,a", "n is '1_0'"),
+        ("1,1,1,a g", "l is 'a g'; expected 1 to 15 hexadecimal digits or a missing value"),
         ("1,1,1", "3 columns; expected 4, separated by ','"),
         ("1,1,1,a,b", "5 columns"),
         ("", "1 columns"),
@@ -100,7 +100,7 @@ def test_a_label_that_is_positive_from_a_value_on():
     schema = {"label": {"column": "y", "positive_from": 3.5}, "keys": ["k"]}
     result = parsed(schema, "3,a\n3.5,a\n5,a\n-1,a\nx,a\n", ("y", "k"))
     assert result.table["y"].to_pylist() == [0, 1, 1, 0]
-    assert "y 'x'; expected a finite number" in result.reasons[4]
+    assert "y is 'x'; expected a finite number" in result.reasons[4]
 
 
 def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):
@@ -136,9 +136,12 @@ def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        ({"label": "day", "keys": ["k"]}, "'day' is of type date"),
-        ({"label": "k", "keys": ["n"]}, "'n' is of type double"),
-        ({"label": "n", "keys": [{"column": "k", "as": "hex"}]}, "Allowed for `as`"),
+        ({"label": "day", "keys": ["k"]}, "'day' has the type date"),
+        ({"label": "k", "keys": ["n"]}, "'n' has the type double"),
+        (
+            {"label": "n", "keys": [{"column": "k", "as": "hex"}]},
+            "Expected text for a key with `as`",
+        ),
     ],
 )
 def test_types_that_are_not_read(schema, named):

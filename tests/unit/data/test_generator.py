@@ -165,7 +165,7 @@ def test_names(name, parsed):
     ],
 )
 def test_names_that_mean_nothing(name):
-    with pytest.raises(ValueError, match=f"Invalid data '{name}'. Expected "):
+    with pytest.raises(ValueError, match=f"Invalid `data`: '{name}' for generated data. Expected "):
         parse_name(name)
 
 

@@ -54,7 +54,7 @@ def test_hkv_tables_have_room_and_share_the_gpu():
     assert 2 <= found["many"]["max_hbm_for_vectors"] <= 4
     taken = [hkv.memory(settings, 64, 1).gpu for settings in found.values()]
     assert sum(taken) <= 12e9
-    with pytest.raises(ValueError, match="which the keys take"):
+    with pytest.raises(ValueError, match=r"`gpu_memory`: '1GB'.*all keys must be in GPU memory"):
         plan_hkv([FEW, many], 64, 1, "1GB")
 
 
@@ -78,8 +78,9 @@ def test_what_does_not_fit_goes_to_the_disk(tmp_path):
 
 
 def test_a_memory_that_the_index_fills_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"`memory`: 1000 .*more than 24,096 bytes.*index"):
-        plan_memory([FEW, MANY], 16, 16, 1000, str(tmp_path))
+    with pytest.raises(ValueError, match=r"`memory`: 24199 .*at least 24,200 bytes.*index"):
+        plan_memory([FEW, MANY], 16, 16, 24_199, str(tmp_path))
+    plan_memory([FEW, MANY], 16, 16, 24_200, str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -132,4 +133,4 @@ def test_the_program_names_what_is_missing(prepared, tmp_path, capsys):
     assert "--memory" in capsys.readouterr().err
     arguments = [f"--data={tmp_path}", "--memory=1GB"]
     assert run_program(plan.make_flags(), plan.main, arguments) == 2
-    assert "slipstream-prepare wrote" in capsys.readouterr().err
+    assert "Run slipstream-prepare first" in capsys.readouterr().err

@@ -175,33 +175,35 @@ def test_bad_rows_are_counted_and_named(tmp_path):
     for _ in range(2):
         assert joined(reader)[0][:, 0].tolist() == [0, 1, 2, 4]
         assert reader.bad_lines.count == 3
-        assert reader.bad_lines.first == f"{last}:2: click None; expected a number from 0 to 1"
+        assert reader.bad_lines.first == f"{last}:2: click is None; expected a number from 0 to 1"
     strict = ParquetReader(tmp_path / "data", 10, strict=True, **options)
-    with pytest.raises(BadLineError, match=r"b\.parquet:2: click None"):
+    with pytest.raises(BadLineError, match=r"b\.parquet:2: click is None"):
         list(strict._batches())
 
 
 def test_errors_name_what_is_wrong(tmp_path):
     path = numbered(tmp_path / "a.parquet", 0, 10)
-    with pytest.raises(ValueError, match=r"no column 'user'.*\['click', 'row', 'price'\]"):
+    with pytest.raises(
+        ValueError, match=r"the column 'user' is missing.*\['click', 'row', 'price'\]"
+    ):
         ParquetReader(path, 5, label="click", keys=["user"])
-    with pytest.raises(ValueError, match=r"'price' is of type double.*integers, booleans, text"):
+    with pytest.raises(ValueError, match=r"'price' has the type double.*integers, booleans, text"):
         ParquetReader(path, 5, label="click", keys=["price"])
-    with pytest.raises(ValueError, match=r"`keys`: 'row'.*each column once"):
+    with pytest.raises(ValueError, match=r"`keys`: 'row'.*each column only once"):
         ParquetReader(path, 5, label="row", keys=["row"])
     with pytest.raises(ValueError, match=r"`keys`: 'row'.*a sequence"):
         ParquetReader(path, 5, label="click", keys="row")
-    with pytest.raises(ValueError, match=r"`keys`: \(\).*one column name or more"):
+    with pytest.raises(ValueError, match=r"`keys`: \(\).*at least one column name"):
         ParquetReader(path, 5, label="click", keys=())
     with pytest.raises(ValueError, match="`part`: 'dev'"):
         ParquetReader(path, 5, label="click", keys=["row"], part="dev")
     text = write(tmp_path / "text.parquet", click=["yes"], row=[1])
-    with pytest.raises(ValueError, match="'click' is of type string"):
+    with pytest.raises(ValueError, match="'click' has the type string"):
         ParquetReader(text, 5, label="click", keys=["row"])
     with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet"):
         ParquetReader(tmp_path / "nowhere.parquet", 5, label="click", keys=["row"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="No Parquet files"):
+    with pytest.raises(FileNotFoundError, match="empty' contains no Parquet files"):
         ParquetReader(tmp_path / "empty", 5, label="click", keys=["row"])
     (tmp_path / "text.txt").write_text("no parquet")
     with pytest.raises(ValueError, match=r"text\.txt"):
@@ -209,7 +211,7 @@ def test_errors_name_what_is_wrong(tmp_path):
     numbered(tmp_path / "mixed" / "a.parquet", 0, 10)
     write(tmp_path / "mixed" / "b.parquet", click=[1])
     reader = ParquetReader(tmp_path / "mixed", 5, label="click", keys=["row"])
-    with pytest.raises(ValueError, match=r"b\.parquet: no column 'row'"):
+    with pytest.raises(ValueError, match=r"b\.parquet: the column 'row' is missing"):
         list(reader._batches())
 
 

@@ -35,14 +35,16 @@ def test_damage_inside_a_file_is_named(path):
     content = bytearray(path.read_bytes())
     content[5000:9000] = b"\xff" * 4000
     path.write_bytes(bytes(content))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a\.parquet: damaged"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a\.parquet: the file is damaged"):
         list(reader_of(path).dataset())
 
 
 @pytest.mark.parametrize("row", [np.full(ROWS, 1.5), np.full(ROWS, "x")], ids=["fractions", "text"])
 def test_a_file_with_other_types_is_named(path, row):
     pq.write_table(pa.table({**COLUMNS, "row": row}), path.parent / "b.parquet")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"b\.parquet: damaged, or its col"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"b\.parquet: the file is damaged, or its col"
+    ):
         list(reader_of(path.parent).dataset())
 
 

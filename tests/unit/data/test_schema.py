@@ -44,7 +44,7 @@ def test_the_least_that_is_needed():
         ({"label": {"column": "y", "positive_from": "4"}}, "positive_from"),
         ({"keys": []}, "keys"),
         ({"keys": "user"}, "keys"),
-        ({"keys": ["user", "user"]}, "each column once"),
+        ({"keys": ["user", "user"]}, "each column only once"),
         ({"keys": [{"column": "user", "as": "hash"}]}, "'hash'"),
         ({"keys": [{"name": "user"}]}, "'name'"),
         ({"keys": [{"column": "user", "separator": ""}]}, "separator"),

@@ -79,7 +79,7 @@ def test_an_endless_line_is_one_bad_line_and_is_not_kept(tmp_path, monkeypatch):
     reader = CriteoReader(path, 8)
     assert first_keys(reader) == [1, 2]
     assert reader.bad_lines.count == 1
-    assert reader.bad_lines.first == f"{path}:2: more than 2048 bytes; expected so many at most"
+    assert reader.bad_lines.first == f"{path}:2: the line has more than 2048 bytes, the maximum"
 
 
 def test_damaged_compressed_data_is_named_after_the_good_lines(tmp_path, monkeypatch):
@@ -91,9 +91,9 @@ def test_damaged_compressed_data_is_named_after_the_good_lines(tmp_path, monkeyp
     damaged[middle : middle + 64] = b"\xff" * 64
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(bytes(damaged))
-    with pytest.raises(ValueError, match=r"a\.tsv\.gz: damaged after line [0-9]+: "):
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz: the file is damaged after line [0-9]+: "):
         first_keys(CriteoReader(path, 8))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a\.tsv\.gz: damaged"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a\.tsv\.gz: the file is damaged"):
         list(CriteoReader(path, 8).dataset())
 
 
@@ -106,7 +106,7 @@ def test_bad_lines_are_named_once_in_every_pass_also_when_it_stops_early(tmp_pat
         assert [int(label.shape[0]) for _, label in dataset] == [4, 4, 1]
         assert (reader.bad_lines.count, len(warnings)) == (2, passes)
     assert warnings[0] == warnings[1]
-    assert f"2 malformed lines were left out. The first: {path}:1: 1 columns" in warnings[0]
+    assert f"2 malformed lines. First error: {path}:1: the line has 1 columns" in warnings[0]
     rows = reader.rows()
     assert len(next(rows)) == 9
     rows.close()

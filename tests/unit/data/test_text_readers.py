@@ -60,13 +60,13 @@ def test_short_hexadecimal_values_are_read_by_value(tmp_path):
 
 
 BAD_CRITEO = [
-    (criteo_line("2"), r"label '2'; expected 0 or 1"),
+    (criteo_line("2"), r"label is '2'; expected 0 or 1"),
     (criteo_line("1")[:-30], r"columns; expected 40"),
     (criteo_line() + "\t00000001", r"41 columns"),
-    (criteo_line(counts=("1.5", *("3",) * 12)), r"I1 '1\.5'; expected an integer"),
-    (criteo_line(counts=("3",) * 12 + ("0x1",)), r"I13 '0x1'"),
-    (criteo_line(categories=("zz", *("00000001",) * 25)), r"C1 'zz'.*hexadecimal"),
-    (criteo_line(categories=("0000000g", *("00000001",) * 25)), r"C1 '0000000g'"),
+    (criteo_line(counts=("1.5", *("3",) * 12)), r"I1 is '1\.5'; expected an integer"),
+    (criteo_line(counts=("3",) * 12 + ("0x1",)), r"I13 is '0x1'"),
+    (criteo_line(categories=("zz", *("00000001",) * 25)), r"C1 is 'zz'.*hexadecimal"),
+    (criteo_line(categories=("0000000g", *("00000001",) * 25)), r"C1 is '0000000g'"),
     (criteo_line(categories=("0" * 16, *("00000001",) * 25)), r"C1"),
     ("", r"1 columns"),
 ]
@@ -113,7 +113,7 @@ def test_line_ends_and_compression_do_not_matter(tmp_path, end, is_compressed):
 def test_a_damaged_compressed_file_is_an_error(tmp_path):
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(gzip.compress(criteo_line().encode() * 1000)[:-20])
-    with pytest.raises(ValueError, match=r"a\.tsv\.gz: damaged"):
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz: the file is damaged"):
         read(CriteoReader(path, 2))
 
 
@@ -172,12 +172,12 @@ def test_avazu_fields_and_bad_lines(tmp_path):
     reader = AvazuReader(path, 2)
     count, (rows,) = read(reader)
     assert (count, reader.bad_lines.count) == (2, 3)
-    assert reader.bad_lines.first.startswith(f"{path}:3: hour '14139905'")
+    assert reader.bad_lines.first.startswith(f"{path}:3: hour is '14139905'")
     assert rows.keys[0, :2].tolist() == [5, 1]  # 21 October 2014 was a Tuesday.
     assert rows.keys[0, 2] == hash_string(b"x")
     assert rows.keys[1, 2] == MISSING_KEY
     assert rows.label.tolist() == [1.0, 0.0]
-    with pytest.raises(ValueError, match=r"b\.csv:1: header"):
+    with pytest.raises(ValueError, match=r"b\.csv:1: the header"):
         read(AvazuReader(write(tmp_path / "b.csv", lines[1:]), 2))
 
 

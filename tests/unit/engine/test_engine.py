@@ -152,7 +152,7 @@ def test_a_table_has_a_memory_of_its_own(rows):
     [
         ([], {"exclude_tables": ("shop",)}, r"Invalid `exclude`: 'shop' for HotSet.*item, user"),
         ([], {"table_memory": {"shop": 1}}, r"Invalid `table_memory`: 'shop' for HotSet"),
-        ([], {"exclude_tables": ("user", "item")}, r"Invalid `exclude`.*one must be left"),
+        ([], {"exclude_tables": ("user", "item")}, r"Invalid `exclude`.*at least one used table"),
         (
             ["defer_gradients"],
             {"defer_memory": deferred_row_bytes(DIM) - 1},
@@ -301,4 +301,6 @@ def test_gradients_without_inputs_are_warned_of_once(caplog):
         store.train("user", DRIFTS)
         store.offered += 4
         tracker.step(10)
-    assert sum("no input went through Slipstream.apply" in r.message for r in caplog.records) == 1
+    assert (
+        sum("no example passed through Slipstream.apply" in r.message for r in caplog.records) == 1
+    )

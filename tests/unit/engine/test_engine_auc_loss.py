@@ -13,7 +13,7 @@ def test_max_auc_loss_without_planned_steps_skips_nothing_and_says_why():
     for _ in range(3):
         report, (skippable, *_) = window(store, tracker)
         assert not skippable.any() and report.threshold == report.target_fraction == 0.0
-        assert "planned steps are not known" in report.auc_loss_plan
+        assert "planned steps is unknown" in report.auc_loss_plan
 
 
 def learn(max_auc_loss, windows=14):
@@ -40,5 +40,5 @@ def test_max_auc_loss_bounds_the_share():
     assert tight[3].predicted_cost is None
     assert 0.0 < tight[-1].target_fraction < 0.2 < loose[-1].target_fraction == 0.5
     assert 0.0 < tight[-1].predicted_cost <= 0.002 * 1.01
-    assert "Slope" in tight[-1].auc_loss_plan and "allows more" in loose[-1].auc_loss_plan
+    assert "AUC rises by" in tight[-1].auc_loss_plan and "does not limit" in loose[-1].auc_loss_plan
     assert loose[-1].examples_skipped > 0 and loose[-1].auc is not None

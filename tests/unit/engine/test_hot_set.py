@@ -100,9 +100,9 @@ def test_sorts_each_list_for_itself():
 
 
 def test_bad_keys():
-    with pytest.raises(ValueError, match=r"int64 \(2, 1\).*list 1"):
+    with pytest.raises(ValueError, match=r"`lists\[1\]`: 'int64 \(2, 1\)'"):
         sort_keys([np.arange(3), np.array([[1], [2]])])
-    with pytest.raises(ValueError, match=r"float64 \(1,\).*list 0"):
+    with pytest.raises(ValueError, match=r"`lists\[0\]`: 'float64 \(1,\)'"):
         sort_keys([np.array([0.5])])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"keys 0 has shape \[2,1\]"):
         _loader.library().slipstream_sort_keys(keys=[np.array([[1], [2]])])

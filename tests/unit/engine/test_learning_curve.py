@@ -140,7 +140,7 @@ def test_globo_clicks_as_measured(monkeypatch):
     assert slope == pytest.approx(0.030, abs=0.0005)
     curve = line(slope, 27)  # 675,000 examples, a quarter of the plan.
     careful = plan(curve, planned_inputs=planned)
-    assert f"assumed {steering.MODEL_MARGIN * slope:.3g}" in careful.plan
+    assert f"assumes {steering.MODEL_MARGIN * slope:.3g}" in careful.plan
     assert careful.fraction * 0.75 == pytest.approx(
         0.022, abs=0.001
     )  # As a fraction of all examples.
@@ -171,7 +171,7 @@ def test_inputs_of_less_value_may_be_skipped_more_often():
     assert plan(curve, value=0.2).fraction == pytest.approx(5 * plan(curve).fraction)
     assert plan(curve, value=0.2).predicted_cost == pytest.approx(0.001)
     assert plan(curve, value=1e-3).fraction == 1.0
-    assert "more than the policy's fraction" in plan(curve, value=1e-3).plan
+    assert "does not limit the fraction of the policy" in plan(curve, value=1e-3).plan
 
 
 def test_at_the_end_and_beyond_it():
@@ -179,7 +179,7 @@ def test_at_the_end_and_beyond_it():
     end = 40 * WINDOW
     for planned in (end, end // 2):  # The plan is shorter than the training so far.
         result = plan(curve, planned_inputs=planned, skipped=1000, skipped_effective=1000)
-        assert result.fraction == 0.0 and "No planned examples are left" in result.plan
+        assert result.fraction == 0.0 and "No planned examples remain" in result.plan
         assert result.predicted_cost == pytest.approx(
             steering.MODEL_MARGIN * 0.03 * math.log((end + 1000) / end)
         )

@@ -33,7 +33,10 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"policies": "skip"}, "`policies`: 'skip' for Slipstream.*a sequence of policies"),
         ({"policies": [RowDrift()]}, "`policies`: RowDrift.*a sequence of policies"),
         ({"policies": [MaskGradients]}, "`policies`: <class.*a sequence of policies"),
-        ({"policies": [BY_DRIFT, BY_LOSS]}, r"`policies`: \['SkipExamples'\].*each kind once"),
+        (
+            {"policies": [BY_DRIFT, BY_LOSS]},
+            r"`policies`: \['SkipExamples'\].*at most one policy of each class",
+        ),
         (
             {"policies": [MaskGradients(), DeferGradients()]},
             r"`policies`: \['MaskGradients', 'DeferGradients'\].*one policy that acts on gradients",
@@ -57,30 +60,33 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"policies": [BY_LOSS, MaskGradients(fraction=0.2)]}, None),
         (
             {"policies": DeferGradients(), "saturation": Saturation("l2")},
-            "`saturation`.*these policies do not go by the drift of keys",
+            "`saturation`.*no policy uses the saturation of keys",
         ),
         (
             {"policies": SkipAtRandom([0.5]), "saturation": Saturation("l2")},
-            "`saturation`.*these policies do not go by the drift of keys",
+            "`saturation`.*no policy uses the saturation of keys",
         ),
         (
             {
                 "policies": SkipExamples(RowDrift(), fraction=0.5),
                 "saturation": Saturation(threshold=1),
             },
-            "`threshold`: 1.* for Saturation beside a fraction of SkipExamples",
+            "`threshold`: 1.* for Saturation with the `fraction` of SkipExamples",
         ),
         (
             {
                 "policies": [SkipExamples(RowDrift(), fraction=0.5), MaskGradients(fraction=0.5)],
                 "saturation": Saturation(threshold=0.1),
             },
-            "`threshold`: 0.1 for Saturation beside a fraction of SkipExamples and MaskGradients",
+            "`threshold`: 0.1 for Saturation with the `fraction` of SkipExamples and MaskGradients",
         ),
-        ({"max_auc_loss": 0.1}, "`max_auc_loss`: 0.1 for Slipstream.*no policy follows it"),
+        (
+            {"max_auc_loss": 0.1},
+            "`max_auc_loss`: 0.1 for Slipstream.*no policy supports this bound",
+        ),
         (
             {"policies": SkipAtRandom([0.1]), "max_auc_loss": 0.1},
-            "`max_auc_loss`: 0.1 for Slipstream.*no policy follows it",
+            "`max_auc_loss`: 0.1 for Slipstream.*no policy supports this bound",
         ),
         (
             {

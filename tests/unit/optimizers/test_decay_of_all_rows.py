@@ -131,7 +131,9 @@ def test_masked_rows_decay_and_are_not_penalised() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"`decay`: 'all' for Adam\. Expected with l2"):
+    with pytest.raises(
+        ValueError, match=r"`decay`: 'all' for Adam without `l2` and `weight_decay`"
+    ):
         optimizers.Adam(decay="all")
     with pytest.raises(ValueError, match="`decay`: 'none'"):
         optimizers.Adam(l2=0.1, decay="none")

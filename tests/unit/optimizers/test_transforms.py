@@ -70,9 +70,9 @@ def test_rows_decay_to_nothing_at_most() -> None:
     [
         (lambda: optimizers.Ftrl(follow=True), "`follow`: True for Ftrl"),
         (lambda: optimizers.Ftrl(weight_decay=0.1), "`weight_decay`: 0.1 for Ftrl"),
-        (lambda: optimizers.Ftrl(initial_accumulator_value=1e-50), "in float32"),
-        (lambda: optimizers.Adam(beta_1=1 - 1e-9), "`beta_1`.*in float32"),
-        (lambda: optimizers.Adagrad(epsilon=1e-50), "`epsilon`.*in float32"),
+        (lambda: optimizers.Ftrl(initial_accumulator_value=1e-50), "rounding to float32"),
+        (lambda: optimizers.Adam(beta_1=1 - 1e-9), "`beta_1`.*rounding to float32"),
+        (lambda: optimizers.Adagrad(epsilon=1e-50), "`epsilon`.*rounding to float32"),
         (lambda: optimizers.SGD(nesterov=True), "`nesterov`: True for SGD without momentum"),
         (lambda: optimizers.Adam(bias_correction="none"), "`bias_correction`: 'none'"),
     ],

@@ -46,7 +46,7 @@ POLICIES = [
         (lambda: SkipExamples(RowDrift), r"`score`: <class.*PredictedLoss\("),
         (
             lambda: SkipExamples(RowDrift(), fraction=1.5),
-            "`fraction`: 1.5 for SkipExamples.*> 0 <= 1",
+            "`fraction`: 1.5 for SkipExamples.*> 0 and <= 1",
         ),
         (lambda: SkipExamples(RowDrift(), fraction="half"), "`fraction`: 'half' for SkipExamples"),
         (lambda: SkipExamples(RowDrift(), keep_rate=-0.1), "`keep_rate`: -0.1 for SkipExamples"),
@@ -146,7 +146,7 @@ def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():
 @pytest.mark.parametrize(
     ("alpha", "message"),
     [
-        (0, "`alpha`: 0 for RowDrift.*> 0 <= 1"),
+        (0, "`alpha`: 0 for RowDrift.*> 0 and <= 1"),
         (2, "`alpha`: 2 for RowDrift"),
         ("all", "`alpha`: 'all' for RowDrift"),
     ],

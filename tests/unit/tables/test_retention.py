@@ -228,7 +228,7 @@ def test_ranks_with_all_rows_refuse() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({}, r"Invalid `capacity`: None .*admit_after above 1 or an expire_after"),
+        ({}, r"Invalid `capacity`: None .*`admit_after` > 1 and `expire_after`"),
         ({"admit_after": 0}, "Invalid `admit_after`: 0"),
         ({"admit_after": 256}, "Invalid `admit_after`: 256"),
         ({"expire_after": 0}, "Invalid `expire_after`: 0"),

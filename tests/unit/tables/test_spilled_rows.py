@@ -183,12 +183,15 @@ def test_data_sets_prefetch_their_batches(by: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"memory": "1GB"}, r"`spill`: None for Storage\(memory='1GB'\).*both memory and spill"),
+        (
+            {"memory": "1GB"},
+            r"`spill`: None for Storage\(memory='1GB'\).*both `memory` and `spill`",
+        ),
         ({"spill": "/tmp"}, r"`memory`: None for Storage\(spill='/tmp'\).*both"),
         ({"memory": 0, "spill": "/tmp"}, r"`memory`: 0 for Storage"),
         ({"memory": "much", "spill": "/tmp"}, r"`memory`: 'much'"),
-        ({"memory": 1, "spill": ""}, r"`spill`: ''.*the path of a folder"),
-        ({"memory": 1, "spill": 5}, r"`spill`: 5.*the path of a folder"),
+        ({"memory": 1, "spill": ""}, r"`spill`: ''.*a non-empty path of a folder"),
+        ({"memory": 1, "spill": 5}, r"`spill`: 5.*a non-empty path of a folder"),
     ],
 )
 def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
