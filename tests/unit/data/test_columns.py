@@ -58,7 +58,7 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("2,1,1,a", r"y is '2'; expected a number from 0 to 1 \(or set `positive_from`"),
+        ("2,1,1,a", "y is '2'; expected a number from 0 to 1 (or set `positive_from`"),
         (",1,1,a", "y is ''"),
         ("nan,1,1,a", "y is 'nan'"),
         ("1,1.0,1,a", "k is '1.0'; expected a 64-bit integer or a missing value"),

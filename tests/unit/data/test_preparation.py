@@ -72,7 +72,7 @@ def test_criteo_agrees_with_its_reader(
         theirs = CriteoReader([first, second], 256, part=part)
         assert_same(PreparedReader(tmp_path / "out", 256, part=part), theirs)
     assert statistics["bad_lines"] == 4
-    assert statistics["first_bad_line"].startswith(f"{first}:1: 2 columns")
+    assert statistics["first_bad_line"].startswith(f"{first}:1: the line has 2 columns")
     assert sum(statistics["inputs"].values()) == 1_230 + 777 - 4
 
 

@@ -66,7 +66,7 @@ def test_lines_and_their_numbers_do_not_depend_on_the_blocks(
     path.write_bytes(end.join(lines))
     reader = CriteoReader(path, 8)
     assert first_keys(reader) == [i for i in range(30) if i != 17]
-    assert reader.bad_lines.first.startswith(f"{path}:18: 1 columns")
+    assert reader.bad_lines.first.startswith(f"{path}:18: the line has 1 columns")
 
 
 def test_an_endless_line_is_one_bad_line_and_is_not_kept(tmp_path, monkeypatch):
@@ -121,4 +121,4 @@ def test_each_file_has_its_own_header_and_line_numbers(tmp_path):
     empty.write_bytes(b"")
     reader = AvazuReader([first, empty, second], 8)
     assert sum(len(rows) for rows in reader.rows()) == 4
-    assert reader.bad_lines.first.startswith(f"{second}:3: 1 columns")
+    assert reader.bad_lines.first.startswith(f"{second}:3: the line has 1 columns")

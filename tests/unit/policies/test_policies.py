@@ -70,7 +70,7 @@ POLICIES = [
         (lambda: Interval(2.5), "`steps`: 2.5 for Interval"),
         (lambda: Interval(fraction=2), "`fraction`: 2.* for Interval"),
         (lambda: SkipAtRandom([]), r"`fractions`: \[\] for SkipAtRandom"),
-        (lambda: SkipAtRandom(0.5), "`fractions`: 0.5 for SkipAtRandom.*a sequence"),
+        (lambda: SkipAtRandom(0.5), "`fractions`: 0.5 for SkipAtRandom.*a non-empty sequence"),
         (lambda: SkipAtRandom([1.5]), "`fractions`: 1.5 for SkipAtRandom"),
     ],
 )
