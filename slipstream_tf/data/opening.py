@@ -78,7 +78,7 @@ class ParquetSource(Source):
                         yield block
             except (pa.ArrowException, OSError) as error:
                 raise ValueError(
-                    f"{path}: the file is damaged after row {at.row}: {error}"
+                    f"{path}: the file is damaged or unreadable after row {at.row}: {error}"
                 ) from error
 
     def parse(self, block: Block) -> ParsedRows:

@@ -141,7 +141,7 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     else:
         for name in sorted(os.listdir(folder)):
             if not name.startswith((".", f"{MANIFEST}.")):
-                raise OtherPreparation(f"{folder} contains {name!r} and no prepared data")
+                raise OtherPreparation(f"{folder} contains {name!r}, but no prepared data")
     if found is None:
         shard_files.write_manifest(folder, manifest)
         found = manifest

@@ -267,7 +267,7 @@ def require_restorable(
     """
     place = "a saved state of the saturation engine"
     if not states:
-        raise invalid("states", [], place, "at least one state, one for each rank that saved")
+        raise invalid("states", [], place, "one state for each rank that saved")
     for state in states:
         saved = {name: table["dim"] for name, table in state["tables"].items()}
         if saved != dims:

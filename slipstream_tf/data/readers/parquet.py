@@ -156,7 +156,9 @@ class ParquetReader(BatchReader):
         try:
             ends = np.cumsum([fragment.count_rows() for fragment in fragments])
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self._path}: a file of the data is damaged: {error}") from error
+            raise ValueError(
+                f"{self._path}: a file of the data is damaged or unreadable: {error}"
+            ) from error
         for index in generator.permutation(len(fragments)):
             yield int(ends[index - 1]) if index else 0, fragments[index]
 
@@ -172,8 +174,8 @@ class ParquetReader(BatchReader):
             )
         except (pa.ArrowException, OSError) as error:
             raise ValueError(
-                f"{fragment.path}: the file is damaged, or its column types differ from the first "
-                f"file: {error}"
+                f"{fragment.path}: the file is damaged or unreadable, or its column types differ "
+                f"from the first file: {error}"
             ) from error
 
     def _usable(self, table: pa.Table, rows: np.ndarray, fragment: Any, begin: int) -> pa.Table:

@@ -201,7 +201,7 @@ class PreparedReader(ParquetReader):
             ValueError: If a field is a list, or a shard is damaged.
         """
         if self._lists:
-            allowed = "'none' or 'shards', because examples with lists cannot be shuffled"
+            allowed = "'none' or 'shards', because lists cannot be shuffled in memory"
             raise invalid("shuffle", "examples", f"the lists {sorted(self._lists)}", allowed)
         blocks = []
         for features, label in self.in_batches_of(ROWS_AT_ONCE)._batches():

@@ -43,7 +43,8 @@ def test_damage_inside_a_file_is_named(path):
 def test_a_file_with_other_types_is_named(path, row):
     pq.write_table(pa.table({**COLUMNS, "row": row}), path.parent / "b.parquet")
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"b\.parquet: the file is damaged, or its col"
+        tf.errors.InvalidArgumentError,
+        match=r"b\.parquet: the file is damaged or unreadable, or its col",
     ):
         list(reader_of(path.parent).dataset())
 

@@ -253,7 +253,7 @@ def test_what_a_kill_leaves_is_removed_and_other_files_are_not_touched(
     (tmp_path / "mine" / "train").mkdir(parents=True)
     (tmp_path / "mine" / "train" / "000000.parquet").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(OtherPreparation, match="contains 'train' and no prepared data"):
+        with pytest.raises(OtherPreparation, match="contains 'train', but no prepared data"):
             run_prepare(path, tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "train" / "000000.parquet").read_text() == "mine"
 
