@@ -77,8 +77,8 @@ class EngineSettings:
             raise invalid("dry_run", True, f"{_PLACE} without policies", allowed)
         if self.snapshot_bytes < 0:
             allowed = (
-                f"at most `HotSet.memory`, {self.hot_set.memory!r}, which must also hold the pilot. "
-                "Increase `HotSet.memory`"
+                f"at most `HotSet.memory`, {self.hot_set.memory!r}, which must also hold the "
+                "pilot. Increase `HotSet.memory`"
             )
             given = self.examples.pilot_settings["pilot_memory_bytes"]
             raise invalid("memory", given, "PredictedLoss", allowed)
