@@ -118,8 +118,8 @@ def build_model(
     """
     if settings.batch_norm and comm.size > 1:
         raise UsageError(
-            "Invalid flag --batch_norm on multiple ranks: their averages would differ. "
-            "Expected --nobatch_norm."
+            f"Invalid flag --batch_norm with {comm.size} ranks: each rank would compute different "
+            "moving averages. Expected --nobatch_norm."
         )
     common: dict[str, Any] = {
         "dropout": settings.dropout,
@@ -257,15 +257,17 @@ def validation_steps(settings: Settings, num_examples: int | None, ranks: int) -
         steps = math.ceil(num_examples / (settings.batch_size * ranks))
     if steps is None:
         raise UsageError(
-            f"Invalid flag --early_stopping={settings.early_stopping}: how many examples the data "
-            "has is not known, so neither is an epoch's end. Give --evaluate_every."
+            f"Invalid flag --early_stopping={settings.early_stopping}: the number of examples in "
+            f"{settings.data} is unknown, so the number of steps in an epoch is unknown. Expected "
+            "--evaluate_every, the steps between evaluations."
         )
     planned = planned_steps(settings, num_examples, ranks)
     if planned is not None and planned < 2 * steps:
         raise UsageError(
             f"Invalid flag --early_stopping={settings.early_stopping}: the run has {planned:,} "
-            f"steps, and is measured every {steps:,}: it cannot stop. Expected more --epochs, a "
-            "smaller --evaluate_every, or --early_stopping=0."
+            f"steps and evaluates every {steps:,} steps, so it ends before it can stop early. "
+            f"Expected at least {2 * steps:,} steps. Pass more --epochs, a smaller "
+            "--evaluate_every, or --early_stopping=0."
         )
     return steps
 
@@ -332,6 +334,7 @@ def steps_before_skipping(settings: Settings, planned_steps: int | None) -> int:
 def _require_known_warmup(settings: Settings, planned_steps: int | None) -> None:
     if planned_steps is None and settings.warmup_steps is None and settings.warmup > 0:
         raise UsageError(
-            f"Invalid flag --warmup={settings.warmup:g}: how many examples the data has is not "
-            "known, so a fraction of them is not, either. Give --warmup_steps or --max_examples."
+            f"Invalid flag --warmup={settings.warmup:g}: the number of examples in {settings.data} "
+            "is unknown, so a fraction of the steps is undefined. Expected --warmup_steps or "
+            "--max_examples."
         )

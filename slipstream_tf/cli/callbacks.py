@@ -410,7 +410,8 @@ class Validation(keras.callbacks.Callback):
         if math.isnan(quality.auc):
             raise RunError(
                 f"The validation part has {quality.clicks:,} clicks in {quality.examples:,} "
-                "examples: there is no AUC to stop by. Expected examples of both kinds."
+                "examples, so the AUC for --early_stopping is undefined. Expected clicks and "
+                "non-clicks. Pass more data or --early_stopping=0."
             )
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.measured.append(

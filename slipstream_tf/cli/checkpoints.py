@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FOLDER = "checkpoints"
 RUN = "run.json"
-_NOT_WRITTEN = "A checkpoint was not written: "
+_NOT_WRITTEN = "The checkpoint cannot be written: "
 # Settings that may change when a run is resumed, because they do not change the results.
 _FREE = ("threads", "tensorboard", "trace")
 
@@ -61,6 +61,11 @@ class CheckpointSettings:
         return Path(self.output) / FOLDER
 
     @property
+    def flag(self) -> str:
+        """Name of the flag that turns checkpoints on, for messages."""
+        return "elastic" if self.is_elastic else "resume" if self.resume else "checkpoint_every"
+
+    @property
     def is_used(self) -> bool:
         """Whether the run saves or restores checkpoints."""
         return self.output is not None and (self.every > 0 or self.resume)
@@ -81,8 +86,8 @@ def checkpoint_settings(values: Mapping[str, Any], given: frozenset[str]) -> Che
     for name in ("output", "checkpoint_every"):
         if is_elastic and not values[name]:
             raise UsageError(
-                f"Missing flag --{name} with --elastic: when ranks change, training goes on from "
-                "the newest checkpoint."
+                f"Missing flag --{name} with --elastic: when ranks join or leave, training "
+                "continues from the newest checkpoint. Expected --output and --checkpoint_every."
             )
     output, every, resume = (values[name] for name in ("output", "checkpoint_every", "resume"))
     if output is None:
@@ -102,9 +107,9 @@ def checkpoint_settings(values: Mapping[str, Any], given: frozenset[str]) -> Che
     there = _names(saving.directory)
     if there:
         raise UsageError(
-            f"Invalid flag --output={saving.output}: {saving.directory} has checkpoints of a run, "
-            f"the newest of which is {there[0]}. Expected --resume, to go on from it; another "
-            "folder; or this one without its checkpoints."
+            f"Invalid flag --output={saving.output}: {saving.directory} contains checkpoints of an "
+            f"earlier run (newest: {there[0]}). Expected a folder without checkpoints. Pass "
+            "--resume to continue the earlier run."
         )
     return saving
 
@@ -115,7 +120,9 @@ def window_steps_of(saving: CheckpointSettings) -> int | None:
     None if there is no saved run, or if its settings have no window length.
     """
     path = saving.directory / RUN
-    return _read(path)["settings"].get("window_steps") if path.exists() else None
+    if not path.exists():
+        return None
+    return _read(path, saving.flag)["settings"].get("window_steps")
 
 
 def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None:
@@ -132,27 +139,28 @@ def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None
     if not saving.resume or not _names(saving.directory):
         return
     path = saving.directory / RUN
-    saved = _read(path)
+    saved = _read(path, saving.flag)
     if saved["ranks"] != run["ranks"] and not saving.is_elastic:
         raise UsageError(
-            f"Invalid flag --resume: {path} is of {saved['ranks']} rank(s), and this job has "
-            f"{run['ranks']}. Expected as many ranks, since each one's position in the data is its "
-            "own."
+            f"Invalid flag --resume: {path} is from a job with {saved['ranks']} rank(s), but this "
+            f"job has {run['ranks']}. Expected {saved['ranks']} rank(s), because each rank "
+            "restores its position in the data."
         )
     before, now = _flags(saved["settings"]), _flags(run["settings"])
     for name in sorted({*before, *now} - set(_FREE)):
         if before.get(name) != now.get(name):
             raise UsageError(
-                f"Invalid flag --{name}={_shown(now.get(name))} with --resume: the run in "
+                f"Invalid flag --{name}={_shown(now.get(name))} with --{saving.flag}: the run in "
                 f"{saving.output} has {_shown(before.get(name))}. Expected that value, or another "
-                "--output."
+                "--output to train from scratch."
             )
     for name, value in saved["data"].items():
         if value != run["data"].get(name):
             raise UsageError(
-                f"Invalid flag --data={run['settings']['data']} with --resume: the data have "
-                f"changed since the run in {saving.output} began: {name} was {_shown(value)} and "
-                f"is {_shown(run['data'].get(name))}. Expected the same data, or another --output."
+                f"Invalid flag --data={run['settings']['data']} with --{saving.flag}: the data set "
+                f"has changed since the run in {saving.output} started: `{name}` was "
+                f"{_shown(value)} and is {_shown(run['data'].get(name))}. Expected the same data, "
+                "or another --output to train from scratch."
             )
 
 
@@ -263,18 +271,19 @@ class RunCheckpoints:
         """
         if not self._saving.resume:
             return 0, None
-        cause = (RuntimeError, ValueError)
-        with raised_as(RunError, "The run cannot go on. ", *cause), self._comm.uncounted():
+        problem = f"The run cannot continue from {self._saving.directory}. "
+        failed = raised_as(RunError, problem, RuntimeError, ValueError)
+        with failed, self._comm.uncounted():
             last = self._saved.restore()
             if self._elastic is not None:
                 self._elastic.begin(last)
         if last is None:
-            self._say(f"no checkpoint in {self._saving.directory}: from the beginning")
+            self._say(f"no checkpoint in {self._saving.directory}; training starts from scratch")
             return 0, None
         noted = last.position if self._elastic is None else self._elastic.noted
         self.resumed_at = [*noted["resumed_at"], last.step]
         if self._elastic is None:
-            self._say(f"goes on from {last.path}, step {last.step:,}")
+            self._say(f"training continues from {last.path}, step {last.step:,}")
         return last.step, noted
 
     def begin(self) -> None:
@@ -306,8 +315,8 @@ class RunCheckpoints:
         if stops:
             self.wait()
             raise StoppedError(
-                f"Stopped by SIGTERM after step {step:,}, and saved in {self._saving.directory}. "
-                "With --resume it goes on from there."
+                f"Stopped by SIGTERM after step {step:,}. The checkpoint of this step is in "
+                f"{self._saving.directory}. Pass --resume to continue."
             )
 
     def wait(self) -> None:
@@ -322,8 +331,7 @@ class RunCheckpoints:
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
-            flag = "elastic" if self._saving.is_elastic else "resume"
-            print(f"slipstream-train --{flag}: {text}", flush=True)
+            print(f"slipstream-train --{self._saving.flag}: {text}", flush=True)
 
 
 def _names(directory: Path) -> list[str]:
@@ -335,14 +343,15 @@ def _names(directory: Path) -> list[str]:
     return writing.names(directory)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, flag: str) -> dict[str, Any]:
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
         return {name: run[name] for name in ("ranks", "settings", "data")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"Invalid flag --resume: {path} cannot be read ({error!r}). It says what run the "
-            "checkpoints beside it are of. Expected another --output."
+            f"Invalid flag --{flag}: {path} cannot be read ({error!r}). Expected the JSON file "
+            "with the settings of the run that saved the checkpoints. Pass another --output to "
+            "train from scratch."
         ) from None
 
 

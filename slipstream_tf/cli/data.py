@@ -62,20 +62,20 @@ def name_of(data: str) -> str:
         if parsed is not None and parsed.examples >= _MIN_GENERATED:
             return GENERATED
         raise UsageError(
-            f"Invalid flag --data={data}. Expected {GENERATED}:COUNT with an integer COUNT >= "
-            f"{_MIN_GENERATED}."
+            f"Invalid flag --data={data}. Expected {GENERATED}:COUNT or "
+            f"{GENERATED}:COUNT:KEYS:RATE with an integer COUNT >= {_MIN_GENERATED}."
         )
     if not os.path.exists(data):
         raise UsageError(
-            f"Invalid flag --data={data}: no such file or folder. Expected {DATA_HELP}."
+            f"Invalid flag --data={data}: the path does not exist. Expected {DATA_HELP}."
         )
     manifest = _prepared(data)
     if manifest is not None:
         return manifest["name"]
     if os.path.isdir(data) or data.endswith(".parquet"):
         raise UsageError(
-            f"Invalid flag --data={data}: slipstream-prepare did not write it. Expected "
-            f"{DATA_HELP}. Run slipstream-prepare --schema on Parquet files first."
+            f"Invalid flag --data={data}: the path was not written by slipstream-prepare. Expected "
+            f"{DATA_HELP}. Convert Parquet files with slipstream-prepare --schema."
         )
     import_tensorflow()
     from slipstream_tf.data.readers import registry
@@ -149,7 +149,7 @@ def _open(settings: Settings, part: str) -> Reader:
         reader = PreparedReader(data, batch_size, part, hold_out, seed)
         return reader.in_memory(settings.seed) if shuffle == "examples" else reader
     if settings.shuffle != "none":
-        raise does_nothing("shuffle", "data that slipstream-prepare wrote")
+        raise does_nothing("shuffle", "data from slipstream-prepare")
     from slipstream_tf.data.readers import registry
 
     if settings.data_name == GENERATED:

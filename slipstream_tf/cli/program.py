@@ -192,7 +192,7 @@ def make_output(path: str) -> None:
     Raises:
         UsageError: If the folder cannot be created or written.
     """
-    reason = "it cannot be written"
+    reason = "the folder is not writable"
     try:
         os.makedirs(path, exist_ok=True)
         if os.access(path, os.W_OK):
@@ -200,7 +200,8 @@ def make_output(path: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
     raise UsageError(
-        f"Invalid flag --output={path}: {reason}. Expected a folder that can be made and written."
+        f"Invalid flag --output={path}: {reason}. Expected a folder that can be created and "
+        "written."
     )
 
 
@@ -238,7 +239,7 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
 def _describe(error: Exception) -> tuple[str, bool]:
     """Returns an error's message and whether the error is expected."""
     if _GONE in str(error):
-        return "The run broke off, because another rank ended. It says why.", True
+        return "The run failed because another rank ended. See the message of that rank.", True
     if isinstance(error, (UsageError, RunError, ImportError)):
         return str(error), True
-    return "an unexpected error:", False
+    return "an unexpected error occurred. Please report it with this traceback:", False

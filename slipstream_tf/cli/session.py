@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -47,6 +48,13 @@ from slipstream_tf.keras import RanksCallback
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
+
+# Start of an error of the Python API, and the flags that set the argument.
+_FLAGS_OF = {
+    r"Invalid `(policies|wire_dtype)`": r"Invalid flag --\1",
+    r"Invalid `memory`(?=.* for HotSet)": "Invalid flag --hot_set_memory",
+    r"Invalid `fraction`(?=.* policies that )": "Invalid flags --skip_fraction and --mask_fraction",
+}
 
 
 class Trainer:
@@ -115,7 +123,7 @@ class Trainer:
             if settings.schedule != "plain":
                 budget = HotSet(settings.engine.get("hot_set_memory", HotSet.memory)).memory_bytes
                 bytes_per_key = snapshot_bytes(settings.dim)
-                problem = f"Flag --schedule={settings.schedule} cannot be used here. "
+                problem = f"Invalid flag --schedule={settings.schedule} for {settings.data}. "
                 with raised_as(UsageError, problem, ValueError):
                     dataset = self._parts.train.dataset()
                     self._hot_keys = profile_hot_keys(dataset, budget, bytes_per_key)
@@ -129,7 +137,7 @@ class Trainer:
         settings, comm, spec = self._settings, self._comm, self._parts.train.spec
         steps = self._planned_steps
         with self._clock.phase("training"):
-            with agreed(comm, "build"), raised_as(UsageError, "", ValueError):
+            with agreed(comm, "build"), _flags_named():
                 fields = tuple(spec.fields)
                 self._embeddings = build.build_embeddings(
                     settings, fields, comm, steps, self._hot_keys
@@ -236,7 +244,7 @@ class Trainer:
             self._quality = totals.evaluate(self._predict, self._test, self._comm, part)
         if export_to is not None:
             self._model.returns_logits = False  # No training or evaluation follows.
-            with raised_as(RunError, "The SavedModel was not written: "):
+            with raised_as(RunError, f"The SavedModel of --export={export_to} cannot be written: "):
                 saved_model(self._model, export_to)
 
     def record(self) -> dict[str, Any]:
@@ -343,14 +351,17 @@ class Trainer:
                 self._timer.drop_examples(time.perf_counter() - start)
             self._saved.wait()
             if not self._count.steps:
-                raise RunError("The training part has no examples; nothing was trained.")
+                raise RunError(
+                    f"The training part of --data={self._settings.data} has no examples, so "
+                    "nothing was trained. Expected at least one example."
+                )
             logs = dict(model.get_metrics_result())
             listed.on_epoch_end(0, logs)
             listed.on_train_end(logs)
         except tf.errors.OpError as error:
             if self._job is not None and is_of_collective(error):
                 raise  # The elastic job continues with the remaining ranks.
-            raise RunError(f"Training broke off. {_cause(error)}") from None
+            raise RunError(f"Training failed: {_cause(error)}") from None
 
     def _go_on(self) -> int:
         """Restores the newest checkpoint if requested and returns its number of steps."""
@@ -410,6 +421,18 @@ class Trainer:
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
 
 
+@contextlib.contextmanager
+def _flags_named() -> Iterator[None]:
+    """Converts a ValueError of the Python API to a UsageError that names the flag."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        for argument, flag in _FLAGS_OF.items():
+            text = re.sub(f"^{argument}", flag, text)
+        raise UsageError(text) from error
+
+
 def _build_variables(model: Any, element_spec: Any) -> None:
     """Creates the variables of model, metrics and optimizer with an empty batch."""
     features, label = no_inputs(element_spec[:2], "training data")
@@ -435,9 +458,10 @@ def _check_account(inputs: dict[str, int], read: int) -> None:
     accounted = inputs["trained"] + inputs["skipped"] + inputs.get("lost", 0)
     if not accounted == inputs["seen"] == read:
         raise RunError(
-            f"Examples got lost: {read:,} were read and {inputs['seen']:,} came in, but "
-            f"{inputs['trained']:,} were trained and {inputs['skipped']:,} skipped. No record is "
-            "written. Please report this."
+            f"The numbers of examples do not add up: {read:,} were read and {inputs['seen']:,} "
+            f"were received, but {inputs['trained']:,} were trained, {inputs['skipped']:,} were "
+            f"skipped and {inputs.get('lost', 0):,} were lost by ranks that left. No metrics.json "
+            "is written. Please report this bug."
         )
 
 

@@ -193,7 +193,7 @@ def resolve(
         values, from_file = {**values, **off}, {**from_file, **off}
     warmups = {"warmup", "warmup_steps"}
     if warmups <= given or warmups <= from_file.keys():
-        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Give one of them.")
+        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Pass one of them.")
     if "warmup" in given:
         from_file["warmup_steps"] = None
     matched = _matched_record(values)
@@ -201,7 +201,10 @@ def resolve(
         chosen = {**_repeated(matched, chosen), **chosen}
     chosen = {**from_file, **chosen}
     if chosen.get("data") is None:
-        raise UsageError("Missing flag --data. Expected a path of a data set; see --help.")
+        raise UsageError(
+            "Missing flag --data. Expected the path of a data set, or 'generated' for generated "
+            f"examples. Run {flags.program} --help for the formats."
+        )
     data_name = name_of(chosen["data"])
     own = PRESETS.get(data_name, {})
     defaults = {**values, **{name: flags.parser_of(name).parse(text) for name, text in own.items()}}
@@ -239,12 +242,14 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
         UsageError: If the file cannot be read or is not the record of a run.
     """
     parts = ("settings", "examples", "windows")
-    expected = "Expected the metrics.json of a run of slipstream-train"
-    with raised_as(UsageError, f"Invalid flag --{flag}={path}. {expected}: "):
+    expected = "Expected the metrics.json of a run of slipstream-train."
+    with raised_as(UsageError, f"Invalid flag --{flag}={path}. {expected} Cause: "):
         record = disk.read_json(path)
-    if isinstance(record, dict) and all(part in record for part in parts):
-        return record
-    raise UsageError(f"Invalid flag --{flag}={path}. {expected}: it has no {', '.join(parts)}.")
+    missing = [part for part in parts if not isinstance(record, dict) or part not in record]
+    if missing:
+        problem = f"the file has no {', '.join(missing)}"
+        raise UsageError(f"Invalid flag --{flag}={path}: {problem}. {expected}")
+    return record
 
 
 def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -253,20 +258,20 @@ def _matched_record(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if control == "none":
         if path is not None:
             raise UsageError(
-                f"Invalid flag --match={path} with --control=none. Expected with "
-                "--control=random or --control=stop, which repeat that run."
+                f"Invalid flag --match={path} with --control=none. Expected --control=random or "
+                "--control=stop, which repeat the matched run."
             )
         return None
     if path is None:
         raise UsageError(
-            f"Missing flag --match with --control={control}. Expected the metrics.json of the run "
-            "that the control repeats."
+            f"Missing flag --match with --control={control}. Expected the path of metrics.json of "
+            "the run that the control repeats."
         )
     if values["policies"] or values["dry_run"]:
         name = "policies" if values["policies"] else "dry_run"
         raise UsageError(
-            f"Invalid flag --{name} with --control={control}. Expected without it; a control does "
-            "not look at keys."
+            f"Invalid flag --{name} with --control={control}: a control repeats a run without its "
+            f"policies. Expected no --{name}."
         )
     return read_record(path, "match")
 
@@ -284,7 +289,7 @@ def _repeated(matched: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str
             before = tuple(before) if isinstance(before, list) else before
             if chosen[name] != before:
                 raise UsageError(
-                    f"Invalid flag --{name}={chosen[name]} with --match: the matched run has "
+                    f"Invalid flag --{name}={chosen[name]} with --match: the matched run used "
                     f"{before}. Expected that value, or no --{name}."
                 )
     return {name: value for name, value in settings.items() if name not in _NOT_REPEATED}
@@ -299,8 +304,8 @@ def _controlled(control: str, matched: Mapping[str, Any], batch_size: int) -> di
     if control == "stop":
         if matched["settings"].get("early_stopping"):
             raise UsageError(
-                "Invalid flag --control=stop: the matched run has --early_stopping="
-                f"{matched['settings']['early_stopping']}, by which the control would stop, too. "
+                "Invalid flag --control=stop: the matched run used --early_stopping="
+                f"{matched['settings']['early_stopping']}, so the control would stop early, too. "
                 "Expected a matched run with --early_stopping=0."
             )
         # Round to whole batches, because a small last batch would move the weights as far as a

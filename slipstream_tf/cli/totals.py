@@ -55,8 +55,15 @@ def evaluate(
         for name, own in (("labels", labels), ("logits", logits))
     )
     if not all_labels.shape[0]:
-        raise RunError(f"The {part} part has no examples; nothing can be measured.")
-    with raised_as(RunError, f"The model cannot be measured on the {part} part. ", ValueError):
+        raise RunError(
+            f"The {part} part has no examples, so the model cannot be evaluated. Expected at least "
+            "one example."
+        )
+    problem = (
+        f"The model cannot be evaluated on the {part} part. If training diverged, lower "
+        "--rows_learning_rate or --learning_rate. "
+    )
+    with raised_as(RunError, problem, ValueError):
         return click_metrics(all_labels.numpy(), all_logits.numpy())
 
 
@@ -206,8 +213,8 @@ class ElasticRun:
         self.changes = [*before["changes"], change]
         if self.job.comm.rank == 0:
             print(
-                f"slipstream-train --elastic: {size} rank(s), {last.world_size} before. Goes on "
-                f"from step {last.step:,}, which was saved {seconds:.0f} s ago.",
+                f"slipstream-train --elastic: {size} rank(s) now, {last.world_size} before. "
+                f"Training continues from step {last.step:,}, saved {seconds:.0f} s ago.",
                 flush=True,
             )
 

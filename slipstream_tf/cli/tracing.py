@@ -64,7 +64,8 @@ class TraceCallback(keras.callbacks.Callback):
             self._stop()
         elif self._end is None:
             logging.warning(
-                "--trace=%s: nothing is written, since the run has no more than %d steps.",
+                "--trace=%s: no trace is written, because the run ended before step %d. Train more "
+                "steps, for example with more --epochs.",
                 self._path, FIRST,
             )  # fmt: skip
 

@@ -72,26 +72,27 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
     saving = checkpoint_settings(values, given)
     if agent.is_elastic() and not saving.is_elastic:
         raise UsageError(
-            "Missing flag --elastic: horovodrun was given hosts that come and go. Expected "
-            "--elastic, or horovodrun with -H or without hosts."
+            "Missing flag --elastic: horovodrun uses host discovery, so ranks may join and leave. "
+            "Expected --elastic, or horovodrun without --host-discovery-script."
         )
     if settings.early_stopping and settings.prefetch:
         raise UsageError(
             f"Invalid flag --prefetch with --early_stopping={settings.early_stopping}: keys that "
-            "were sent ahead of a measurement would be sent again. Expected --early_stopping=0."
+            "were sent before an evaluation would be sent again after it. Expected --noprefetch or "
+            "--early_stopping=0."
         )
     if has_pilot("model")(settings) and settings.prefetch:
         raise UsageError(
-            "Invalid flag --prefetch with --pilot=model: which of the next batch are trained is "
-            "not known when their rows are requested. Expected --noprefetch, or another pilot."
+            "Invalid flag --prefetch with --pilot=model: the kept examples of the next batch are "
+            "unknown when its rows are requested. Expected --noprefetch, or another --pilot."
         )
     if settings.schedule == "hotline" or (settings.schedule == "fae" and agent.rank() is not None):
         _require_fresh_run(settings, saving, values)
     if settings.early_stopping and saving.is_used:
-        name = "resume" if saving.resume else "checkpoint_every"
         raise UsageError(
-            f"Invalid flag --{name} with --early_stopping={settings.early_stopping}: the best "
-            "weights and rows are in no checkpoint. Expected --early_stopping=0."
+            f"Invalid flag --{saving.flag} with --early_stopping={settings.early_stopping}: "
+            "checkpoints do not contain the best weights and rows. Expected --early_stopping=0, or "
+            f"no --{saving.flag}."
         )
     if values["output"] is not None and not agent.rank():
         make_output(values["output"])
@@ -115,7 +116,7 @@ def _require_fresh_run(
     The baselines store the rows of hot keys on all ranks and shard the other rows.
     """
     found = {
-        "checkpoint_every": saving.is_used,
+        saving.flag: saving.is_used,
         "early_stopping": settings.early_stopping,
         "export": values["export"] is not None,
         "prefetch": settings.prefetch,
@@ -124,10 +125,10 @@ def _require_fresh_run(
     }
     for name, is_given in found.items():
         if is_given:
-            allowed = "--placement=sharded" if name == "placement" else "without it"
+            allowed = "--placement=sharded" if name == "placement" else f"no --{name}"
             raise UsageError(
-                f"Invalid flag --{name} with --schedule={settings.schedule}: rows of hot keys are "
-                f"on all ranks, the others spread over them. Expected {allowed}."
+                f"Invalid flag --{name} with --schedule={settings.schedule}: the rows of hot keys "
+                f"are replicated and the other rows are sharded. Expected {allowed}."
             )
 
 
@@ -158,8 +159,8 @@ def carry_out(
             parts = data.open_parts(settings)
         if "bottom" in given and not parts.train.spec.num_dense:
             raise UsageError(
-                f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numbers. "
-                "Expected with data that has dense columns."
+                f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numeric "
+                "columns. Expected with data that has numeric columns."
             )
     if settings.uses_engine and settings.window_steps is None:
         # An elastic job keeps its window length, because the number of planned steps changes with
@@ -208,7 +209,7 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
             (f"examples {what}", f"{inputs[what]:,} ({_fraction(inputs[what], inputs['seen'])})")
             for what in ("trained", "skipped")
         ),
-        ("lines left out", f"{inputs['bad_lines'] + record['test_bad_lines']:,}"),
+        ("malformed lines", f"{inputs['bad_lines'] + record['test_bad_lines']:,}"),
     ]
     if "best_auc" in record:
         rows.insert(1, ("best reachable AUC", number(record["best_auc"], 4)))
@@ -280,22 +281,22 @@ def how_to_switch_on(flags: Mapping[str, Any], settings: Settings, ranks: int) -
     controls = [found.pop(name) for name in ("random", "stop") if name in found]
     lines = []
     for mode, command in found.items():
-        line = "To switch on, leave --dry_run out:"
+        line = "To apply the policies, omit --dry_run:"
         if "policies" not in flags:
-            line = f"To switch on ({_SAVES[mode]}), add --policies={mode} in place of --dry_run:"
+            line = f"To save {_SAVES[mode]}, pass --policies={mode} instead of --dry_run:"
         lines += [line, f"  {command}"]
     if uniform is not None:
         lines += [
-            "Then run uniform negative sampling of as many. Where the pilot is not ahead of",
-            f"it, take the simpler:\n  {uniform}",
+            "Compare with uniform negative sampling at the same rate. Use it, because it is",
+            f"simpler, unless the pilot reaches a higher AUC:\n  {uniform}",
         ]
     if controls:
         lines += [
-            "Then run what leaves out as many examples at random, or trains on as many and",
-            "stops: skipping must do better than both to be worth anything.",
+            "Compare with the two controls, which skip as many examples at random, or stop after",
+            "as many trained examples. Skipping is useful only if its AUC is higher than both:",
             *(f"  {command}" for command in controls),
         ]
-    lines.append("One seed is a hint: repeat all of them with other values of --seed.")
+    lines.append("Repeat all commands with other values of --seed, because single runs vary.")
     return "\n".join(lines)
 
 
@@ -334,8 +335,8 @@ def _require_matched_size(match: str | None, size: int) -> None:
     before = read_record(match, "match").get("ranks", {}).get("size", 1)
     if before != size:
         raise UsageError(
-            f"Invalid flag --match={match} on {size} rank(s): the matched run had {before}. "
-            "Expected as many ranks."
+            f"Invalid flag --match={match} with {size} rank(s): the matched run had {before} "
+            "rank(s). Expected the same number of ranks."
         )
 
 
@@ -346,8 +347,8 @@ def _require_free(path: str) -> None:
     """
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise UsageError(
-            f"Invalid flag --export={path}: something is there. Expected a folder that is not "
-            "there yet, or is empty."
+            f"Invalid flag --export={path}: the path exists and is not an empty folder. Expected a "
+            "new or empty folder."
         )
 
 
@@ -361,7 +362,10 @@ def _set_threads(threads: int | None) -> None:
     import tensorflow as tf
 
     config = tf.config.threading
-    problem = f"Invalid flag --threads={threads}. Set it before TensorFlow starts its threads: "
+    problem = (
+        f"Invalid flag --threads={threads}: TensorFlow has already started its threads. Run "
+        "slipstream-train in a new process. "
+    )
     with raised_as(UsageError, problem, RuntimeError):
         if config.get_intra_op_parallelism_threads() != threads:
             config.set_intra_op_parallelism_threads(threads)

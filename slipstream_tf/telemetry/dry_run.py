@@ -61,7 +61,7 @@ class Saving:
         if self.bytes_offered:
             text += f"; {self.bytes_saved / 2**20:,.1f} of {self.bytes_offered / 2**20:,.1f} MiB"
         if self.min_cost is None or self.max_cost is None:
-            return text + "), at a cost that is not estimated"
+            return text + "), without an estimate of the cost"
         return text + f") at an estimated cost of {self.min_cost:.4f} to {self.max_cost:.4f} AUC"
 
 
@@ -92,16 +92,16 @@ class DryRunEstimate:
     def __str__(self) -> str:
         if not self.savings:
             return (
-                "Dry run: no window ended after the warm-up; there is nothing to tell. Take\n"
-                "shorter windows (Window(steps=)), smaller batches, more examples or more epochs."
+                "Dry run: no window ended after the warm-up, so there is no estimate. Use shorter\n"
+                "windows (Window(steps=...)), smaller batches, more examples or more epochs."
             )
-        lines = ["You would have saved, after the warm-up,"]
+        lines = ["After the warm-up, applying a policy would have saved"]
         ends = [" or"] * (len(self.savings) - 1) + ["."]
         lines += [f"- {part}{end}" for part, end in zip(self.savings, ends, strict=True)]
-        notes = [f"Basis, {part.what}: {part.basis}" for part in self.savings]
+        notes = [f"Basis for {part.what}: {part.basis}" for part in self.savings]
         notes.append(
-            "Only the same training with the policy switched on tells the cost; this run trained "
-            "as plain training does, and is what to compare it with."
+            "Only a run with the policy applied shows the real cost. This dry run trained without "
+            "the policy, so it is the baseline for that run."
         )
         text = "\n".join(lines + [textwrap.fill(note, _WIDTH) for note in notes])
         return text if self.exchange is None else f"{text}\n\n{self.exchange}"
@@ -168,10 +168,10 @@ def _by_curve(
     fit = steering.fit_learning_curve(curve)
     if fit is None:
         if not curve:
-            words = "none: no losses came in, which dry_run=DryRun(estimates_cost=True) asks for."
+            words = "none, because no losses were recorded. Pass DryRun(estimates_cost=True)."
             return None, None, words
-        points = f"{steering.MIN_POINTS} windows in its later three quarters"
-        return None, None, f"none: a learning curve needs {points}."
+        points = f"{steering.MIN_POINTS} windows in the last three quarters of training"
+        return None, None, f"none, because a learning curve needs {points}."
     all_missing = float(sum(missing))
     effective = sum(m * r.skippable_value for m, r in zip(missing, reports, strict=True))
     minimum = steering.cost_of_missing(max(abs(fit.slope) - fit.std_error, 0.0), total, effective)
@@ -183,31 +183,37 @@ def _by_curve(
 
 def _words_of(fit: steering.LearningCurve, value: float, is_corrected: bool) -> str:
     rose = (
-        f"this run's AUC rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of examples "
-        f"({fit.points} windows)."
+        f"the AUC of this run rose by {fit.slope:.3g} +- {fit.std_error:.2g} per e-fold of "
+        f"examples ({fit.points} windows)."
     )
     if is_corrected:
         return (
-            f"{rose} What is kept stands for what is skipped, so that a skipped example costs "
-            f"{value:.2f} of an average one: by so much gradients vary more, if the pilot foresees "
-            "as well as the model. The least takes the slope less its error, the most "
-            f"{steering.MODEL_MARGIN:g} times its 95% bound; what it costs may lie outside."
+            f"{rose} The kept examples have larger weights to represent the skipped examples. A "
+            f"skipped example therefore costs {value:.2f} of an average example, which is the "
+            "additional variance of the gradients, if the pilot predicts losses as well as the "
+            "model. The minimum uses the slope minus its standard error. The maximum uses "
+            f"{steering.MODEL_MARGIN:g} times the 95% bound of the slope. The real cost may be "
+            "outside this range."
         )
     return (
-        f"{rose} The least takes that less its error, and what would be skipped for worth "
-        f"{value:.2f} of an average example, by the squares of label - prediction; the most takes "
-        f"it for worth as much as any other, and {steering.MODEL_MARGIN:g} times the slope's 95% "
-        "bound; what it costs may lie outside. In later epochs, or on a changing stream, the slope "
-        "says little."
+        f"{rose} The minimum uses this slope minus its standard error, and values a skipped "
+        f"example at {value:.2f} of an average example, from the squares of label - prediction. "
+        f"The maximum uses {steering.MODEL_MARGIN:g} times the 95% bound of the slope, and values "
+        "a skipped example like an average example. The real cost may be outside this range. The "
+        "slope is less reliable in later epochs and on a changing stream."
     )
 
 
 def _by_movement(auc_loss: tuple[float, float] | None) -> _Cost:
     if auc_loss is None:
-        words = "none: no rule was measured for deferring by interval, or rows of unknown rate."
+        words = (
+            "none, because deferring was measured only by movement and with a known learning rate "
+            "of the rows."
+        )
         return None, None, words
     words = (
-        "not of this data: what deferring by movement cost on one other data set with Adagrad, "
-        "from the least measured to twice the most, in proportion to movement / learning rate."
+        "measurements of deferring by movement on one other data set with Adagrad, not on this "
+        "data. The range is from the smallest measured cost to twice the largest, in proportion to "
+        "movement / learning rate."
     )
     return *auc_loss, words

@@ -87,16 +87,16 @@ class ExchangeEstimate:
     def __str__(self) -> str:
         details = ", ".join(f"{dtype} {_ms(self.seconds(dtype))}" for dtype in CHOICES)
         lines = [
-            f"The exchange of a step's rows would take, on this link ({self.link}): {details}. "
-            f'By these rows wire_dtype="auto" would take {self.auto}.'
+            f"Estimated time to exchange the rows of a step on this link ({self.link}): {details}. "
+            f'For these rows, wire_dtype="auto" chooses {self.auto}.'
         ]
         plain = self.seconds(self.auto)
         if self.sent_fraction < 1.0:
             less = self.seconds(self.auto, self.sent_fraction) + self.seconds_to_defer
-            own = f", of which {_ms(self.seconds_to_defer)} to defer the others"
+            own = f", including {_ms(self.seconds_to_defer)} to defer the other rows"
             lines.append(
-                f"With {self.sent_fraction:.0%} of the gradient rows sent, {self.auto} would take "
-                f"{_ms(less)}{own if self.defers else ''}: {_verdict(plain - less)}"
+                f"If {self.sent_fraction:.0%} of the gradient rows are sent, {self.auto} takes "
+                f"{_ms(less)}{own if self.defers else ''}. {_verdict(plain - less)}"
             )
         return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
 
@@ -106,7 +106,7 @@ def _ms(seconds: float) -> str:
 
 
 def _verdict(saved: float) -> str:
-    return f"{_ms(saved)} less." if saved > 0 else "it does not pay here."
+    return f"This saves {_ms(saved)} per step." if saved > 0 else "This saves no time."
 
 
 def estimate_exchange(

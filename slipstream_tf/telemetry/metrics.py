@@ -65,7 +65,7 @@ def click_metrics(labels: Any, logits: Any) -> ClickMetrics:
         ValueError: The shapes differ, the arrays are empty, a label is neither 0 nor 1, or a logit
             is not finite.
     """
-    is_click, values = _checked(labels, logits, "click_metrics")
+    is_click, values = _checked(labels, logits, "click_metrics", "logits")
     # log(1 + exp(x)) without overflow. A click with logit x has the loss of a non-click with -x.
     signed = np.where(is_click, -values, values)
     log_loss = float(np.mean(np.logaddexp(0.0, signed)))
@@ -91,7 +91,7 @@ def exact_auc(labels: Any, scores: Any) -> float:
     Raises:
         ValueError: As in `click_metrics`.
     """
-    is_click, values = _checked(labels, scores, "exact_auc")
+    is_click, values = _checked(labels, scores, "exact_auc", "scores")
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     # First position of each run of equal scores.
@@ -107,18 +107,19 @@ def exact_auc(labels: Any, scores: Any) -> float:
     return twice / (2 * num_clicks * num_others)
 
 
-def _checked(labels: Any, scores: Any, place: str) -> tuple[np.ndarray, np.ndarray]:
+def _checked(labels: Any, scores: Any, place: str, argument: str) -> tuple[np.ndarray, np.ndarray]:
     labels, scores = np.asarray(labels), np.asarray(scores, np.float64)
     if labels.shape != scores.shape or labels.ndim != 1 or not labels.size:
-        allowed = f"one dimension, not empty, like the scores {scores.shape}"
-        raise invalid("labels", labels.shape, place, allowed)
+        allowed = f"a shape [n] with n >= 1, equal to the shape {scores.shape} of `{argument}`"
+        raise invalid("labels", labels.shape, f"the shape in {place}", allowed)
     is_click = labels == 1
     wrong = ~is_click & (labels != 0)
     if wrong.any():
-        raise invalid("labels", labels[wrong][0].item(), place, "0 or 1")
+        where = f"example {int(np.flatnonzero(wrong)[0])} of {place}"
+        raise invalid("labels", labels[wrong][0].item(), where, "0 or 1")
     is_bad = ~np.isfinite(scores)
     if is_bad.any():
         position = int(np.flatnonzero(is_bad)[0])
-        where = f"{place}, input {position}"
-        raise invalid("scores", scores[position].item(), where, "finite numbers")
+        where = f"example {position} of {place}"
+        raise invalid(argument, scores[position].item(), where, "a finite number")
     return is_click, scores

@@ -15,7 +15,7 @@ from slipstream_tf.telemetry.dry_run import DryRunEstimate
 from slipstream_tf.telemetry.table import format_table
 
 _OF_THE_KEPT = "Training metrics are computed on the kept examples, which are harder than average"
-_AS_OF_ALL = "; weighted_metrics in compile() correct for this."
+_AS_OF_ALL = ". Pass weighted_metrics to compile() to correct for this."
 # Counts of evicted, expired and refused rows. Their columns are shown only if nonzero.
 _OF_RETENTION = ("rows_evicted", "rows_expired", "not_admitted")
 
@@ -114,7 +114,7 @@ class SavingsReport(Totals):
             if name in columns:
                 fraction = f"{fraction_of(count, rows.offered):.1%}"
                 parts.append(f"{count:,} of {rows.offered:,} gradient rows {name} ({fraction})")
-        parts.append(f"the ends of {len(self.reports)} windows took {self.seconds:.2f} s")
+        parts.append(f"{len(self.reports)} window ends took {self.seconds:.2f} s")
         return f"{table}\n{'; '.join(parts)}"
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class SavingsReport(Totals):
                 fraction = f"{fraction_of(rows.sent, rows.offered):.1%}"
                 lines.append(
                     f"{rows.sent:,} gradient rows ({fraction}) {did} been sent: "
-                    f"{policy.report_text(rows)}. {saved / 2**20:,.1f} MiB saved."
+                    f"{policy.report_text(rows)}. {saved / 2**20:,.1f} MiB {did} been saved."
                 )
         if active.traffic:
             parts = [f"{kind} {n / 2**20:,.1f}" for kind, n in active.traffic.items() if n]
@@ -157,9 +157,12 @@ class SavingsReport(Totals):
         last, reports = active.reports[-1], self.reports
         lines += [f"max_auc_loss: {last.auc_loss_plan}"] * bool(last.auc_loss_plan)
         if anomalies := sum(report.anomalies for report in reports):
-            lines.append(f"{anomalies:,} drifts were not finite; those keys count as varying.")
+            lines.append(
+                f"{anomalies:,} drifts were not finite, because the rows contain NaN or infinity. "
+                "Their keys count as varying."
+            )
         if any(report.is_threshold_capped for report in reports):
-            lines.append("max_threshold lowered T.")
+            lines.append("In at least one window, max_threshold limited the threshold T.")
         return lines
 
     def why_nothing(self) -> str:
@@ -185,16 +188,14 @@ class SavingsReport(Totals):
     def _why_no_window(self, reports: Sequence[WindowReport]) -> str:
         if self.warmup_steps is None:
             return (
-                "the warm-up is a fraction of the planned steps, which are not known. Give "
-                "Window(planned_steps=), Window(warmup=) in steps, or data of known length."
+                "the warm-up is a fraction of the planned steps, and their number is unknown. Pass "
+                "Window(planned_steps=...), Window(warmup=...) in steps, or data of known length."
             )
         if self.steps < self.warmup_steps:
-            return (
-                f"the warm-up takes {self.warmup_steps:,} steps, and {self.steps:,} were trained."
-            )
+            return f"the warm-up has {self.warmup_steps:,} steps; only {self.steps:,} were trained."
         return (
             f"no window has ended after the warm-up of {self.warmup_steps:,} steps ({len(reports)} "
-            f"windows, {self.steps:,} steps). Take shorter windows (Window(steps=)), smaller "
+            f"windows, {self.steps:,} steps). Use shorter windows (Window(steps=...)), smaller "
             "batches, more examples or more epochs."
         )
 
@@ -214,15 +215,15 @@ def _why_nothing_found(settings: EngineSettings, active: Sequence[WindowReport])
     if settings.goes_by_keys and not any(report.saturated_keys for report in active):
         if not any(report.examples_seen for report in active):
             return (
-                "no example went through Slipstream.apply, so that no T was found. Put it last in "
-                "the training data's pipeline, or set Saturation(threshold=)."
+                "no example passed through Slipstream.apply, so no threshold T was found. Call it "
+                "last in the training pipeline, or pass Saturation(threshold=...)."
             )
         if not any(report.hot_keys for report in active):
-            return "no key was hot. Give HotSet more memory, or take longer windows."
+            return "no key was hot. Pass a larger HotSet(memory=...), or use longer windows."
         return "no key was saturated in any window."
     if active[-1].auc_loss_plan:
         return active[-1].auc_loss_plan
-    return "no example was skippable, and no gradient could wait."
+    return "no example was skippable, and no gradient was masked or deferred."
 
 
 def _threshold(report: WindowReport) -> str:

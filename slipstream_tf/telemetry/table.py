@@ -28,7 +28,8 @@ def format_table(
     """
     for index, row in enumerate(rows):
         if len(row) != len(header):
-            raise invalid("rows", list(row), f"row {index}", f"{len(header)} cells")
+            allowed = f"{len(header)} cells, as in the header"
+            raise invalid("rows", list(row), f"row {index} of format_table", allowed)
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 

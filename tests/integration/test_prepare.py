@@ -193,7 +193,11 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("{out}/none", "--output={out}"), 2, ("none", "DATA")),
         (("{data}", "--output={out}", "--format=csv"), 2, ("requires a schema", "--schema")),
         (("{data}", "--output={out}", "--hot_set_memory=10"), 2, ("--hot_set_memory", "64")),
-        (("{data}", "--output={data}"), 2, ("--output=", "lines.tsv", "can be made and written")),
+        (
+            ("{data}", "--output={data}"),
+            2,
+            ("--output=", "lines.tsv", "can be created and written"),
+        ),
         (("{data}", "--output={out}", "--schema={out}"), 2, ("--schema=", "No such file")),
         (
             ("{data}", "--output={out}", "--strict"),
@@ -232,4 +236,4 @@ def test_help_fits_a_screen_and_tells_defaults(capsys: pytest.CaptureFixture[str
 def test_shuffling_needs_prepared_data(order: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--data=generated:1000", f"--shuffle={order}"]
     assert run_program(train.make_flags(), train.main, arguments) == 2
-    assert "Expected with data that slipstream-prepare wrote" in capsys.readouterr().err
+    assert "Expected with data from slipstream-prepare" in capsys.readouterr().err

@@ -271,19 +271,22 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--model=dcn", "--bottom=4"), ("--bottom", "--model=dlrm")),
         (("--data=generated", "--model=deepfm", "--bottom=4"), ("--bottom", "--model=dlrm")),
         (("--data=generated", "--model=deepfm", "--cross_layers=4"), ("--cross_layers",)),
-        (("--data=generated", f"--export={Path(__file__).parent}"), ("--export=", "is there")),
+        (
+            ("--data=generated", f"--export={Path(__file__).parent}"),
+            ("--export=", "is not an empty folder"),
+        ),
         (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
         (("--data=generated", "--tensorboard=x"), ("--tensorboard", "--watch")),
         (("--data=generated", "--evaluate_every=0"), ("--evaluate_every=0", "an integer >= 1")),
         (("--data=generated", SKIPS, "--watch"), ("--watch", "no --policies")),
         (
             (f"--data={Path(__file__).parent}",),
-            ("--data=", "slipstream-prepare did not write it", "slipstream-prepare --schema"),
+            ("--data=", "was not written by slipstream-prepare", "slipstream-prepare --schema"),
         ),
         (("--data=generated", "--match=x"), ("--match=x", "--control=random")),
         (("--control=random",), ("--match", "metrics.json")),
         (("--control=stop", "--match=nowhere"), ("--match=nowhere", "No such file")),
-        (("--control=stop", "--match=x", SKIPS), ("--policies", "without it")),
+        (("--control=stop", "--match=x", SKIPS), ("--policies", "Expected no --policies")),
     ],
 )
 def test_a_bad_flag_gets_one_line_with_value_and_what_is_allowed(
@@ -352,7 +355,7 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     rates = 0.05  # The default distance, in units of the learning rate.
     assert rows["max_cost"] == pytest.approx(rates * 0.012)
     assert f"- {examples['saved']:,} of {examples['offered']:,} examples (" in text
-    assert "at an estimated cost of" in text and f"add {SKIPS} in place of --dry_run" in text
+    assert "at an estimated cost of" in text and f"pass {SKIPS} instead of --dry_run" in text
     lines = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
     assert len(lines) == 4
     # The commands run unchanged and select the policies of the dry run.

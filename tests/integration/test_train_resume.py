@@ -146,13 +146,13 @@ def test_killed_and_resumed_is_as_if_never_stopped(
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
         assert not (killed / "metrics.json").exists()
         if step == 17:
-            assert "from the beginning" in done.stdout
+            assert "training starts from scratch" in done.stdout
     resumed = run(killed, *flags, "--resume")
     # The newest checkpoint may be incomplete, then the run resumes from the one before. A start
     # without a later checkpoint is missing in the record of the next start.
     assert resumed["resumed_at"] in ([7, 14], [7, 21], [14, 21], [14])
     assert straight["resumed_at"] == []
-    assert f"goes on from {killed}" in capsys.readouterr().out
+    assert f"training continues from {killed}" in capsys.readouterr().out
     for name in straight:
         if name not in (*TIMES, *PLACES):
             assert without_times(resumed[name]) == without_times(straight[name]), name
@@ -226,7 +226,9 @@ def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(saved)
     data.write_text("".join([*lines, *lines]))
     said = refused(capsys, *small, "--resume")
-    assert f"--data={data} with --resume: the data have changed" in said and "bytes was" in said
+    assert (
+        f"--data={data} with --resume: the data set has changed" in said and "`bytes` was" in said
+    )
     data.write_text("".join(lines))
     (output / "checkpoints" / "run.json").write_text("{")
     assert "run.json cannot be read" in refused(capsys, *small, "--resume")

@@ -46,7 +46,7 @@ def test_accounts_for_every_example_and_shows_metrics_of_all(
     # The training metrics are corrected and describe all examples, not only the kept ones.
     assert subsampled["training"]["loss"] == pytest.approx(plain["training"]["loss"], rel=0.2)
     assert subsampled["test"]["calibration"] == pytest.approx(1.0, abs=0.25)
-    assert "Metrics of training are those of what is kept" in subsampled["report"]
+    assert "Training metrics are computed on the kept examples" in subsampled["report"]
 
 
 def test_a_dry_run_estimates_its_cost_and_names_the_uniform_control(
@@ -60,7 +60,7 @@ def test_a_dry_run_estimates_its_cost_and_names_the_uniform_control(
     (saving,) = record["dry_run"]["savings"]
     assert saving["fraction"] == pytest.approx(0.8, abs=0.1)
     assert 0 <= saving["min_cost"] < saving["max_cost"]
-    assert "What is kept stands for what is skipped" in saving["basis"]
+    assert "The kept examples have larger weights to represent the skipped" in saving["basis"]
     commands = [line.strip() for line in text.splitlines() if line.startswith("  slipstream-train")]
     on, uniform, random, stop = (shlex.split(command)[1:] for command in commands)
     assert "--pilot=label" in uniform and "--pilot=label" not in on

@@ -106,7 +106,7 @@ def test_refusals_of_what_could_not_stop(
 ) -> None:
     once = [*FLAGS, "--epochs=1", "--early_stopping=2"]
     assert run_program(train.make_flags(), train.main, once) == 2
-    assert "the run has 12 steps, and is measured every 12" in capsys.readouterr().err
+    assert "the run has 12 steps and evaluates every 12" in capsys.readouterr().err
     # None of the 50 validation examples is a click.
     rare = ("--data=generated:500:100:0.0001", "--batch_size=100", "--dim=4", "--epochs=3")
     assert run_program(train.make_flags(), train.main, [*rare, "--early_stopping=1"]) == 1
@@ -114,7 +114,7 @@ def test_refusals_of_what_could_not_stop(
     run_train(*FLAGS, "--early_stopping=1", "--policies=skip_examples", "--window_steps=4")
     match = ("--control=stop", f"--match={tmp_path / 'run' / 'metrics.json'}")
     assert run_program(train.make_flags(), train.main, match) == 2
-    assert "by which the control would stop, too" in capsys.readouterr().err
+    assert "so the control would stop early, too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,7 @@ def test_an_unknown_end_of_an_epoch_is_told(
         file.write(line * 2000)
     arguments = [f"--data={tmp_path / 'a.tsv.gz'}", "--early_stopping=1"]
     assert run_program(train.make_flags(), train.main, arguments) == 2
-    assert "neither is an epoch's end. Give --evaluate_every" in capsys.readouterr().err
+    assert (
+        "the number of steps in an epoch is unknown. Expected --evaluate_every"
+        in capsys.readouterr().err
+    )

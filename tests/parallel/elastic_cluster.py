@@ -30,7 +30,7 @@ WAYS = {
         "--placement=sharded", "--policies=skip_examples,defer_gradients", "--warmup=0.05",
     ),
 }  # fmt: skip
-_GOES_ON = "Goes on from step"
+_GOES_ON = "Training continues from step"
 # Maximum number of seconds until training continues after each event, for busy machines.
 WITHIN = {"kill": 60.0, "kill agent": 60.0, "silence": 120.0, "join": 90.0, "leave": 90.0}
 _DISCOVER = "#!/bin/sh\ncat FOLDER/hosts\n"

@@ -213,7 +213,9 @@ def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
     assert len(lines) == 1
-    assert "Invalid `wire_dtype`: 'bfloat16,int8'" in lines[0] and "replicated tables" in lines[0]
+    assert (
+        "Invalid flag --wire_dtype: 'bfloat16,int8'" in lines[0] and "replicated tables" in lines[0]
+    )
 
 
 def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_pa
     flags = (*SMALL, f"--batch_size={BATCH}", f"--output={output}")
     done = run_ranks("train_rank.py", 2, "fail-on-1", *flags)
     assert done.returncode != 0 and os.listdir(output) == []
-    assert "slipstream-train: rank 1: Training broke off. the third batch is torn" in done.stderr
+    assert "slipstream-train: rank 1: Training failed: the third batch is torn" in done.stderr
     assert "test AUC" not in done.stdout
 
 

@@ -86,7 +86,7 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     assert refused.returncode != 0 and len(lines) == 1 and "--resume" in lines[0]
     done = run(run_ranks, killed, *flags, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("goes on from") == 1
+    assert done.stdout.count("training continues from") == 1
     straight, resumed = record_of(tmp_path / "straight"), record_of(killed)
     # The newest checkpoint may be incomplete, then the job resumes from the one before.
     assert resumed["resumed_at"] in ([24], [32])
@@ -108,7 +108,7 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     # The position in the data belongs to a rank, therefore the number of ranks must not change.
     done = run_ranks("train_rank.py", 1, *SMALL, *flags, "--resume", f"--output={killed}")
     assert done.returncode != 0
-    assert "is of 2 rank(s), and this job has 1" in done.stderr
+    assert "is from a job with 2 rank(s), but this job has 1" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["replicated", "sharded"])
@@ -120,7 +120,9 @@ def test_elastic_goes_on_with_other_ranks(
     assert done.returncode != 0 and not (tmp_path / "metrics.json").exists()
     done = run_ranks("train_rank.py", 3, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("--elastic: 3 rank(s), 2 before. Goes on from step ") == 1
+    assert (
+        done.stdout.count("--elastic: 3 rank(s) now, 2 before. Training continues from step ") == 1
+    )
     record = record_of(tmp_path)
     (change,) = record["changes_of_ranks"]
     assert record["resumed_at"] == [change["step"]] and change["step"] in (8, 16)

@@ -45,7 +45,7 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"Plots need matplotlib, which cannot be imported here: {error}. Run: pip install "
+            f"Plots need matplotlib, but its import failed: {error}. Run: pip install "
             "'slipstream-tf[report]' (or: pip install matplotlib)."
         ) from None
 

@@ -101,19 +101,19 @@ WindowMeasure = Callable[[Mapping[str, Any]], float | None]
 # Key of an evaluation's entry, word in the title, label, meaning.
 _AXES = (
     ("examples_trained", "examples", "examples trained", "examples trained"),
-    ("seconds", "seconds", "seconds", "seconds of training, evaluations left out"),
+    ("seconds", "seconds", "seconds", "seconds of training without evaluations"),
 )
 # Key, title, label, meaning, best value.
 _MEASURES = (
     ("auc", "Test AUC", "AUC",
      "area under the ROC curve of the test part (higher is better)", None),
     ("log_loss", "Test log loss", "log loss",
-     "nats per input of the test part (lower is better)", None),
+     "mean log loss of the test part, in nats per example (lower is better)", None),
     ("calibration", "Calibration", "calibration",
-     "mean prediction / mean label of the test part (1, the gray line, is best)", 1.0),
+     "mean prediction / mean label of the test part (the gray line at 1 is best)", 1.0),
 )  # fmt: skip
 _TRAINING = (
-    ("loss", "log loss", "mean log loss, nats per example,"),
+    ("loss", "log loss", "mean log loss in nats per example"),
     ("auc", "AUC", "area under the ROC curve"),
 )
 _MEGA = 1e6
@@ -122,8 +122,8 @@ _PHASES = ("reading", "training", "window_ends", "evaluation")
 # The phases that are part of a step.
 _STEP_PHASES = ("training", "window_ends")
 _ACROSS = (
-    "Across: examples seen, skipped ones included, at a window's end (the last window may be "
-    "short); up: "
+    "Horizontal: examples seen until the end of the window, including skipped examples (the last "
+    "window may be shorter). Vertical: "
 )
 _ANY_DRIFT = 1e30  # Values of T above this mean that every key is saturated.
 
@@ -133,15 +133,16 @@ def quality(runs: Sequence[Run]) -> list[Panel]:
     found = []
     for key, title, label, meaning, best in _MEASURES:
         for x_key, word, x_label, x_meaning in _AXES:
-            caption = f"Across: {x_meaning}; up: {meaning}; a point per evaluation."
+            caption = f"Horizontal: {x_meaning}. Vertical: {meaning}. Each point is an evaluation."
             names = f"{key}_by_{word}", f"{title} by {word}"
             panel = Panel(QUALITY, *names, caption, x_label, label, best=best)
             points_of = functools.partial(_along, entry="evaluations", x=x_key, y=key)
             found.append(panel.filled(runs, points_of))
     for key, label, meaning in _TRAINING:
         caption = (
-            f"Across: examples trained; up: {meaning} of all examples trained so far, each before "
-            "the step that trained it; runs that skip examples are measured on other ones."
+            f"Horizontal: examples trained. Vertical: {meaning} of all examples trained so far, "
+            "each predicted before its training step. Runs that skip examples are measured on "
+            "different examples."
         )
         title = f"Training {label} so far"
         panel = Panel(QUALITY, f"training_{key}", title, caption, "examples trained", label)
@@ -159,8 +160,8 @@ def costs(runs: Sequence[Run]) -> list[Panel]:
     return [
         Panel(
             BYTES, "bytes_by_kind", "Bytes between ranks by kind",
-            "Across: megabytes (10^6) that all ranks gave to the network in training; down: what "
-            "for.",
+            "Horizontal: megabytes (10^6) that all ranks sent in training. Vertical: kind of "
+            "message.",
             "MB", "", categories=_KINDS,
         ).filled(
             runs,
@@ -169,30 +170,30 @@ def costs(runs: Sequence[Run]) -> list[Panel]:
         ),
         Panel(
             BYTES, "bytes_by_window", "Bytes between ranks per step",
-            "Across: examples seen, skipped ones included, at a window's end; up: kilobytes (10^3) "
-            "of all kinds that all ranks gave to the network, per step of the window.",
+            "Horizontal: examples seen until the end of the window, including skipped examples. "
+            "Vertical: kilobytes (10^3) that all ranks sent, per step of the window.",
             "examples seen", "kB per step",
         ).filled(runs, lambda run: {"": _bytes_per_step(run)}, _note_of_one_process),
         Panel(
             BYTES, "gradient_bytes", "Bytes of gradient rows",
-            "Across: megabytes (10^6) of gradient rows, keys included, as offered by training "
-            "steps and as sent; down: which.",
+            "Horizontal: megabytes (10^6) of gradient rows with their keys. Vertical: rows offered "
+            "by training steps, and rows sent.",
             "MB", "", categories=("offered", "sent"),
         ).filled(runs, lambda run: {"": _gradient_bytes(run)}),
         Panel(
             TIME, "step_phases", "Phases of a step",
-            "Across: mean milliseconds per trained step, the first included; down: training "
-            "(reading of batches and exchange between ranks included) and window ends.",
+            "Horizontal: mean milliseconds per trained step, including the first step. Vertical: "
+            "training (including reading of batches and exchange between ranks) and window ends.",
             "ms per step", "", categories=tuple(map(_words, _STEP_PHASES)),
         ).filled(runs, lambda run: {"": _step_phases(run)}),
         Panel(
             TIME, "step_milliseconds", "Milliseconds per step",
-            "Across: examples trained; up: milliseconds per step, window ends included, of the "
-            "steps since the point before.",
+            "Horizontal: examples trained. Vertical: milliseconds per step since the previous "
+            "point, including window ends.",
             "examples trained", "ms per step", y_is_log=True,
         ).filled(runs, lambda run: {"": _step_milliseconds(run)}),
         Panel(
-            TIME, "phases", "Phases of the run", "Across: seconds; down: what they were spent on.",
+            TIME, "phases", "Phases of the run", "Horizontal: seconds. Vertical: phase.",
             "seconds", "", categories=tuple(map(_words, _PHASES)),
         ).filled(runs, lambda run: {"": _bars(run, "seconds", _PHASES, 1.0)}),
     ]  # fmt: skip
@@ -208,7 +209,7 @@ def _bars(run: Run, path: str, names: Sequence[str], unit: float) -> list[Point]
 
 
 def _note_of_one_process(run: Run) -> str:
-    return f"{run.name}: one process, nothing goes between ranks." if _is_alone(run) else ""
+    return f"{run.name}: a single process sends no bytes between ranks." if _is_alone(run) else ""
 
 
 def _is_alone(run: Run) -> bool:
@@ -316,35 +317,35 @@ _WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, WindowMeasu
      "saturated keys as a fraction of the hot keys, 0 to 1.",
      {"": _where("hot_keys", _field("saturated_fraction"))}),
     (SATURATION, "threshold", "Threshold T", "T, in the unit of drift",
-     "T, the drift below which a key is saturated in the next window, in the rows' unit; left out "
-     "where any drift is.", {"": _threshold}),
+     "T, in the unit of the rows. A key with a smaller drift is saturated in the next window. "
+     "Windows in which every key is saturated have no point.", {"": _threshold}),
     (SATURATION, "hot_set_size", "Size of the hot set", "keys",
-     "keys whose rows are followed in the next window.", {"": _field("next_hot_keys")}),
+     "keys whose drift is measured in the next window.", {"": _field("next_hot_keys")}),
     (SATURATION, "hot_set_overlap", "Hot set overlap", "fraction of the next hot set",
-     "fraction of the next window's hot set that was in this one's, 0 to 1.",
+     "fraction of the next hot set that is also in the hot set of this window, 0 to 1.",
      {"": _where("next_hot_keys", _field("hot_set_overlap"))}),
     (SATURATION, "drift_quantiles", "Drift of the hot keys", "drift",
-     "drift over the window, in the rows' unit, of the median key and of the key that 90% of the "
-     "hot keys stay below.",
+     "median and 90% quantile of the drifts of the hot keys in the window, in the unit of the "
+     "rows.",
      {"90%": _field("drift_quantiles", "0.9"), "median": _field("drift_quantiles", "0.5")}),
     (SKIPPING, "examples_skipped", "Examples skipped", "fraction of the examples seen",
-     "examples left out of training as a fraction of the window's examples, 0 to 1.",
+     "skipped examples as a fraction of the examples of the window, 0 to 1.",
      {"": _field("skipped_fraction")}),
     (SKIPPING, "rows_sent", "Gradient rows sent", "fraction of the rows offered",
-     "gradient rows applied, or exchanged between ranks, as a fraction of those that steps "
-     "gave, 0 to 1; more where deferred ones were applied.",
+     "gradient rows applied or exchanged between ranks, as a fraction of the rows offered by "
+     "training steps, 0 to 1; above 1 if deferred gradients were applied.",
      {"": functools.partial(_fraction, flow="sent")}),
     (SKIPPING, "rows_masked", "Gradient rows masked", "fraction of the rows offered",
-     "gradient rows thrown away as a fraction of those that training steps gave, 0 to 1.",
+     "dropped gradient rows as a fraction of the rows offered by training steps, 0 to 1.",
      {"": functools.partial(_fraction, flow="masked")}),
     (SKIPPING, "rows_deferred", "Deferred gradients", "rows",
-     "rows that have a deferred gradient at the window's end.",
+     "rows with a deferred gradient at the end of the window.",
      {"": functools.partial(_rows, flow="deferred_now")}),
 )  # fmt: skip
 _HISTOGRAM = Panel(
     SATURATION, "drift_histogram", "Drift histogram",
-    "Across: drift of a hot key over the last full window, in the rows' unit, in buckets "
-    " of a quarter of a decade; up: fraction of the hot keys, 0 to 1; dashed: the T found.",
+    "Horizontal: drift of a hot key over the longest window, in the unit of the rows, in buckets "
+    "of a quarter of a decade. Vertical: fraction of the hot keys, 0 to 1. Dashed: threshold T.",
     "drift", "fraction of the hot keys", x_is_log=True,
 )  # fmt: skip
 

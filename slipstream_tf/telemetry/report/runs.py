@@ -17,7 +17,7 @@ _KINDS: Mapping[type, str] = {dict: "an object", list: "a list"}
 _LONGEST_VALUE = 80
 _NOT_SET = "(not set)"
 NOT_RECORDED = "not recorded"
-_ALLOWED = f"Expected a folder that slipstream-train wrote as --output, or its {RECORD}."
+_ALLOWED = f"Expected the --output folder of a slipstream-train run, or its {RECORD}."
 
 
 class RecordError(Exception):
@@ -117,7 +117,7 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
     called = [_called(path) for path in paths]
     twice = [path for path, count in Counter(called).items() if count > 1]
     if twice:
-        raise RecordError(f"{_printable(twice[0])}: given twice. Expected each run once.")
+        raise RecordError(f"{_printable(twice[0])}: passed twice. Expected each run at most once.")
     return [Run(name, record) for name, record in zip(_names(called), records, strict=True)]
 
 
@@ -138,26 +138,25 @@ def _read(path: str) -> dict[str, Any]:
         with open(file, encoding="utf-8") as opened:
             record = json.load(opened)
     except FileNotFoundError:
-        what = f"no {RECORD} in this folder" if os.path.isdir(path) else "no such file or folder"
+        what = f"the folder has no {RECORD}" if os.path.isdir(path) else "the path does not exist"
         raise RecordError(f"{_printable(path)}: {what}. {_ALLOWED}") from None
     except OSError as error:
         raise RecordError(f"{shown}: {error.strerror}. {_ALLOWED}") from None
     except (ValueError, RecursionError):
-        raise RecordError(f"{shown}: not JSON. {_ALLOWED}") from None
+        raise RecordError(f"{shown}: the file is not JSON. {_ALLOWED}") from None
     if not isinstance(record, dict) or "schema" not in record:
-        raise RecordError(f"{shown}: no record of slipstream-train: no `schema`. {_ALLOWED}")
+        raise RecordError(f"{shown}: the file has no entry `schema`. {_ALLOWED}")
     if record["schema"] != SCHEMA:
         version = record["schema"]
         age = "an older" if isinstance(version, int) and version < SCHEMA else "another"
         raise RecordError(
-            f"{shown}: a record of {age} version, schema {_printable(repr(version))[:40]}. "
-            f"Expected schema {SCHEMA}. Repeat the run, or use the slipstream_tf that wrote it."
+            f"{shown}: the record has schema {_printable(repr(version))[:40]} of {age} version of "
+            f"slipstream_tf. Expected schema {SCHEMA}. Repeat the run, or use that version."
         )
     for name, kind in _NEEDED.items():
         if not isinstance(record.get(name), kind):
             raise RecordError(
-                f"{shown}: its entry `{name}` is not {_KINDS[kind]}, as in every record of "
-                f"slipstream-train. {_ALLOWED}"
+                f"{shown}: the entry `{name}` is missing or not {_KINDS[kind]}. {_ALLOWED}"
             )
     return record
 
@@ -260,8 +259,8 @@ def csv_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
     header = ["run"]
     rows: list[list[Any]] = [[run.name] for run in runs]
     for measure in MEASURES:
-        how = "fraction of the first run's" if measure.is_relative else "less the first run's"
-        header += [measure.title, f"{measure.title}: difference, {how}"]
+        how = ", as a fraction" if measure.is_relative else ""
+        header += [measure.title, f"{measure.title}: difference from the first run{how}"]
         for run, row in zip(runs, rows, strict=True):
             row += [measure.of(run), measure.difference(run, runs[0])]
     return header, rows

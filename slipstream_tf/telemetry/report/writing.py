@@ -151,8 +151,8 @@ def _page(
 <body>
 <h1>slipstream_tf: {count}</h1>
 {body}
-<footer>Written by slipstream-report {_escape(__version__)}. The pictures lie beside this page in
-png/, the numbers in csv/.</footer>
+<footer>Written by slipstream-report {_escape(__version__)}. The folder of this page
+also has the plots as images (png/) and their numbers (csv/).</footer>
 </body>
 </html>
 """
@@ -168,7 +168,7 @@ def _summary(runs: Sequence[Run], color_of: Mapping[str, str]) -> str:
             small = f"<small>{_escape(difference)}</small>" if difference else ""
             cells += f"<td>{_escape(measure.text(run))}{small}</td>"
         rows.append(f'<tr><td class="name">{_named(run.name, color_of)}</td>{cells}</tr>')
-    words = "Small: difference to the first run; per cent for counts, bytes and seconds."
+    words = "Small: difference from the first run, in percent for counts, bytes and seconds."
     return (
         "<section>\n<h2>Summary</h2>\n"
         + (f"<p>{words}</p>\n" if len(runs) > 1 else "")
@@ -184,7 +184,7 @@ def _settings(runs: Sequence[Run], color_of: Mapping[str, str]) -> str:
     differing = differing_settings(runs)
     head = "<section>\n<h2>Settings that differ</h2>\n"
     if not differing:
-        return f"{head}<p>None: the runs have the same settings.</p>\n</section>"
+        return f"{head}<p>All runs have the same settings.</p>\n</section>"
     names = "".join(f'<th class="name">{_named(run.name, color_of)}</th>' for run in runs)
     rows = "\n".join(
         f"<tr><td>{_escape(name)}</td>{''.join(f'<td>{_escape(v)}</td>' for v in values)}</tr>"

@@ -58,9 +58,9 @@ def test_files_have_the_records_numbers(
     first, second = rows_of(folder / "csv" / "summary.csv")
     assert (first["run"], second["run"]) == ("plain", "paper")
     assert float(second["test AUC"]) == paper["test"]["auc"]
-    assert float(second["test AUC: difference, less the first run's"]) == pytest.approx(-0.37)
+    assert float(second["test AUC: difference from the first run"]) == pytest.approx(-0.37)
     assert float(second["gradient rows sent"]) == 1600
-    assert float(second["examples trained: difference, fraction of the first run's"]) == -0.5
+    assert float(second["examples trained: difference from the first run, as a fraction"]) == -0.5
     policies, setting = rows_of(folder / "csv" / "settings_that_differ.csv")[1:]
     assert policies == {"setting": "policies", "plain": "(not set)", "paper": "skip_examples"}
     assert setting == {"setting": "engine.defer_max_age", "plain": "3", "paper": "5"}
@@ -79,7 +79,7 @@ def test_files_have_the_records_numbers(
 
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("Not recorded by plain.") >= 10
-    assert "plain: one process, nothing goes between ranks." in page
+    assert "plain: a single process sends no bytes between ranks." in page
     assert "paper: 60.0% of the hot keys did not move" in page
     assert "-0.3700" in page and "-50.0%" in page
     assert "http:" not in page.replace("http://www.w3.org/", "") and "https:" not in page
@@ -122,16 +122,16 @@ def test_input_that_is_no_record_is_refused(
     lacking = make_record()
     lacking["windows"] = "none"
     for path, reason in (
-        (str(tmp_path / "empty"), "no metrics.json in this folder"),
-        (str(tmp_path / "nowhere"), "no such file or folder"),
+        (str(tmp_path / "empty"), "the folder has no metrics.json"),
+        (str(tmp_path / "nowhere"), "the path does not exist"),
         (write_run("text", "not json"), "not JSON"),
         (write_run("binary", "\x00\x01"), "not JSON"),
-        (write_run("list", "[1, 2]"), "no `schema`"),
+        (write_run("list", "[1, 2]"), "no entry `schema`"),
         (write_run("deep", "[" * 100_000), "not JSON"),
-        (write_run("older", older), "a record of an older version, schema 0"),
-        (write_run("newer", newer), "a record of another version, schema 2"),
-        (write_run("lacking", lacking), "entry `windows` is not a list"),
-        (good, "given twice"),
+        (write_run("older", older), "schema 0 of an older version"),
+        (write_run("newer", newer), "schema 2 of another version"),
+        (write_run("lacking", lacking), "entry `windows` is missing or not a list"),
+        (good, "passed twice"),
     ):
         line = refused(capsys, good, path)
         assert path in line and reason in line and "Expected " in line

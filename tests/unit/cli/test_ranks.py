@@ -117,7 +117,7 @@ def test_a_control_needs_as_many_ranks_as_its_run(
     matched.write_text(json.dumps(record))
     flags = ["--control=stop", f"--match={matched}"]
     assert run_program(train.make_flags(), train.main, flags) == USAGE_ERROR
-    assert "on 1 rank(s): the matched run had 2" in capsys.readouterr().err
+    assert "with 1 rank(s): the matched run had 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rank", [0, 1])

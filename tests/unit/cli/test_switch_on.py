@@ -49,7 +49,7 @@ def test_beside_a_penalty_a_dry_run_looks_at_examples_alone():
     assert again(found["skip_examples"]).engine["skip_score"] == "predicted_loss"
     assert again(found["defer_gradients"]).engine == {}
     words = train.how_to_switch_on(flags, settings, 1)
-    assert "add --policies=skip_examples in place of --dry_run" in words
+    assert "pass --policies=skip_examples instead of --dry_run" in words
     _, plain = settled("--data=f.tsv", "--dry_run", "--skip_score=row_drift")
     assert plain.engine["skip_score"] == "row_drift"
 
@@ -92,7 +92,7 @@ def test_given_policies_stay(policies, names):
     # The output of the dry run is not overwritten.
     assert f"--output=runs/{mode}-on" in found[mode]
     words = train.how_to_switch_on(flags, settings, 1)
-    assert "To switch on, leave --dry_run out" in words
+    assert "To apply the policies, omit --dry_run" in words
 
 
 def test_a_job_is_launched_again():

@@ -299,7 +299,7 @@ def test_the_report_adds_up_and_prints_a_table():
     assert len(lines) == 5
     assert "40.0%" in lines[3]
     assert "0.25 (cap)" in lines[3]
-    parts = ("400 of 4,000 examples skipped (10.0%)", "the ends of 2 windows took 1.00 s")
+    parts = ("400 of 4,000 examples skipped (10.0%)", "2 window ends took 1.00 s")
     assert lines[-1] == "; ".join(parts)
 
 

@@ -60,14 +60,14 @@ def test_deferred_rows_cost_what_the_rule_says():
     assert "0.0001 to 0.0006 AUC.\n" in text and " AUC or\n" in text
     assert max(map(len, text.splitlines())) <= 100
     unknown = only(dry("defer_gradients"), made)
-    assert unknown.min_cost is None and unknown.basis.startswith("none:")
-    assert "), at a cost that is not estimated" in str(unknown)
+    assert unknown.min_cost is None and unknown.basis.startswith("none, because")
+    assert "), without an estimate of the cost" in str(unknown)
 
 
 @pytest.mark.parametrize("made", [reports(auc=False), reports()[: WARMUP + 1]])
 def test_without_a_curve_there_is_no_estimate(made):
     saving = only(dry("skip_examples"), made)
-    assert saving.saved > 0 and saving.max_cost is None and saving.basis.startswith("none:")
+    assert saving.saved > 0 and saving.max_cost is None and saving.basis.startswith("none, because")
     names_switch = "DryRun(estimates_cost=True)" in saving.basis
     assert names_switch == all(report.auc is None for report in made)
 

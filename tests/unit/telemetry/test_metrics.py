@@ -78,12 +78,12 @@ def test_extreme_logits_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("labels", "scores", "message"),
     [
-        ([0, 1], [0.5], r"`labels`: \(2,\).*one dimension"),
-        ([], [], "not empty"),
-        ([0, 2], [0.1, 0.2], "`labels`: 2.*0 or 1"),
+        ([0, 1], [0.5], r"`labels`: \(2,\).*n >= 1, equal to the shape \(1,\) of `scores`"),
+        ([], [], "n >= 1"),
+        ([0, 2], [0.1, 0.2], "`labels`: 2 for example 1 of.*0 or 1"),
         ([0, math.nan], [0.1, 0.2], "`labels`: nan"),
-        ([0, 1], [0.1, math.nan], "`scores`: nan.*input 1.*finite"),
-        ([0, 1], [math.inf, 0.0], "`scores`: inf.*input 0"),
+        ([0, 1], [0.1, math.nan], "`scores`: nan.*example 1.*finite"),
+        ([0, 1], [math.inf, 0.0], "`scores`: inf.*example 0"),
     ],
 )
 def test_bad_input_names_value_and_place(labels: list, scores: list, message: str) -> None:
