@@ -149,7 +149,7 @@ def _open(settings: Settings, part: str) -> Reader:
         reader = PreparedReader(data, batch_size, part, hold_out, seed)
         return reader.in_memory(settings.seed) if shuffle == "examples" else reader
     if settings.shuffle != "none":
-        raise does_nothing("shuffle", "data from slipstream-prepare")
+        raise does_nothing("shuffle", "data that slipstream-prepare wrote")
     from slipstream_tf.data.readers import registry
 
     if settings.data_name == GENERATED:

@@ -52,8 +52,9 @@ from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, vers
 # Start of an error of the Python API, and the flags that set the argument.
 _FLAGS_OF = {
     r"Invalid `(policies|wire_dtype)`": r"Invalid flag --\1",
+    r"Invalid Table: (?=.*\bspill\b)": "Invalid flag --spill: ",
     r"Invalid `memory`(?=.* for HotSet)": "Invalid flag --hot_set_memory",
-    r"Invalid `fraction`(?=.* policies that )": "Invalid flags --skip_fraction and --mask_fraction",
+    r"Invalid `fraction`(?=.* policies )": "Invalid flags --skip_fraction and --mask_fraction",
 }
 
 
@@ -115,7 +116,8 @@ class Trainer:
             require_same(comm, run, "slipstream.run", "slipstream-train")
         except ValueError as error:  # `require_same` raises on all ranks.
             with agreed(comm, "run"):
-                raise UsageError(str(error)) from None
+                text = re.sub(r": settings\.(engine\.)?", ": --", str(error), count=1)
+                raise UsageError(text) from None
         if self._saving.is_used:
             with agreed(comm, "resume"):
                 require_same_run(self._saving, self._saved_run)

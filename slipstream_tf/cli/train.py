@@ -159,8 +159,8 @@ def carry_out(
             parts = data.open_parts(settings)
         if "bottom" in given and not parts.train.spec.num_dense:
             raise UsageError(
-                f"Flag --bottom does nothing here: {parts.train.spec.name} data has no numeric "
-                "columns. Expected with data that has numeric columns."
+                f"Invalid flag --bottom: {parts.train.spec.name} data has no numeric columns. "
+                "Expected data with numeric columns, or no --bottom."
             )
     if settings.uses_engine and settings.window_steps is None:
         # An elastic job keeps its window length, because the number of planned steps changes with

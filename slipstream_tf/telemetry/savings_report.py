@@ -207,7 +207,10 @@ def _skipped(active: Totals, did: str, is_dry_run: bool) -> str:
     fraction = f"{fraction_of(skipped, active.examples_seen):.1%}"
     line = f"{skipped:,} examples ({fraction}) {did} been skipped"
     if active.examples_kept:
-        line += f"; {active.examples_kept:,} more were skippable and were kept with larger weights"
+        kept = "would have been" if is_dry_run else "were"
+        line += (
+            f"; {active.examples_kept:,} more were skippable and {kept} kept with larger weights"
+        )
     return line + "."
 
 
