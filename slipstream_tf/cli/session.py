@@ -354,8 +354,8 @@ class Trainer:
             self._saved.wait()
             if not self._count.steps:
                 raise RunError(
-                    f"The training part of --data={self._settings.data} has no examples, so "
-                    "nothing was trained. Expected at least one example."
+                    f"The training part of --data={self._settings.data} has no examples. Expected "
+                    "at least one example."
                 )
             logs = dict(model.get_metrics_result())
             listed.on_epoch_end(0, logs)

@@ -193,7 +193,7 @@ def resolve(
         values, from_file = {**values, **off}, {**from_file, **off}
     warmups = {"warmup", "warmup_steps"}
     if warmups <= given or warmups <= from_file.keys():
-        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Pass one of them.")
+        raise UsageError("Flags --warmup and --warmup_steps exclude each other. Pass one flag.")
     if "warmup" in given:
         from_file["warmup_steps"] = None
     matched = _matched_record(values)

@@ -320,7 +320,7 @@ _WINDOW_PANELS: Sequence[tuple[str, str, str, str, str, Mapping[str, WindowMeasu
      "T, in the unit of the rows. A key with a smaller drift is saturated in the next window. "
      "Windows in which every key is saturated have no point.", {"": _threshold}),
     (SATURATION, "hot_set_size", "Size of the hot set", "keys",
-     "keys whose drift is measured in the next window.", {"": _field("next_hot_keys")}),
+     "number of keys with a measured drift in the next window.", {"": _field("next_hot_keys")}),
     (SATURATION, "hot_set_overlap", "Hot set overlap", "fraction of the next hot set",
      "fraction of the next hot set that is also in the hot set of this window, 0 to 1.",
      {"": _where("next_hot_keys", _field("hot_set_overlap"))}),
