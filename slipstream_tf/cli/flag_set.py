@@ -74,8 +74,10 @@ def raised_as(kind: type[ProgramError], text: str, *caught: type[Exception]) -> 
 
 
 def does_nothing(name: str, needs: str) -> UsageError:
-    """Returns the error for a flag that has no effect without `needs`."""
-    return UsageError(f"Flag --{name} does nothing here. Expected with {needs}.")
+    """Returns the error for a flag that has no effect without `needs`, a noun phrase."""
+    return UsageError(
+        f"Invalid flag --{name} in this run. It requires {needs}; otherwise, remove the flag."
+    )
 
 
 class _Parser(flags.ArgumentParser):
@@ -171,7 +173,7 @@ class Choice(_Parser):
 class Widths(_Parser):
     """Parses layer widths, for example 256-128; may be empty."""
 
-    allowed = brief = "integers >= 1 joined by '-', e.g. 256-128, or empty for no layer"
+    allowed = brief = "integers >= 1 joined by '-', e.g. 256-128; empty for no hidden layer"
     json_types = (str, list)
 
     def convert(self, argument: Any) -> tuple[int, ...]:
@@ -188,8 +190,8 @@ class NameList(_Parser):
 
     def __init__(self, choices: Sequence[str]) -> None:
         self.choices = tuple(choices)
-        self.allowed = f"some of {', '.join(choices)}, joined by ','"
-        self.brief = f"some of {'|'.join(choices)}, joined by ','"
+        self.allowed = f"one or more of {', '.join(choices)}, separated by commas"
+        self.brief = f"one or more of {'|'.join(choices)}, separated by commas"
 
     def convert(self, argument: Any) -> tuple[str, ...]:
         names = tuple(argument.split(","))
@@ -201,7 +203,7 @@ class NameList(_Parser):
 class Size(_Parser):
     """Parses a number of bytes, or a text such as 256MB."""
 
-    allowed = "bytes above 0, or a text such as 256MB or 1.5GiB"
+    allowed = "a number of bytes above 0, or a size such as 256MB or 1.5GiB"
     brief = "bytes, e.g. 256MB"
     json_types = (int, str)
 
@@ -214,7 +216,7 @@ class Size(_Parser):
 class Text(_Parser):
     """Parses a text that is not empty."""
 
-    allowed = "a text that is not empty"
+    allowed = "a nonempty text"
 
     def convert(self, argument: Any) -> str:
         if not argument:
@@ -344,17 +346,18 @@ class FlagSet:
         try:
             rest = self._values([self.program, *arguments])[1:]
         except flags.IllegalFlagValueError as error:
-            message = str(error)
+            message = str(error).replace(": Expected ", ". Expected ", 1)
             if "Non-boolean" in message:
-                message = f"{message.split(':')[0]}: Expected true, false, or the flag alone."
+                message = f"{message.split(':')[0]}. Expected true, false, or no value."
             raise UsageError(f"Invalid {message}") from None
         except flags.Error as error:
             message = str(error).replace(" ?", "?").rstrip(".")
-            raise UsageError(f"{message} (see {self.program} --help)") from None
+            end = "" if message.endswith("?") else "."
+            raise UsageError(f"{message}{end} See {self.program} {FULL_HELP}.") from None
         if rest and not self._arguments:
             raise UsageError(
-                f"Unexpected argument {rest[0]!r}. Settings are given as --flag=value; see "
-                f"{self.program} --help."
+                f"Unexpected argument {rest[0]!r}. Expected only flags, in the form "
+                f"--flag=value; see {self.program} --help."
             )
         given = frozenset(name for name in self._values if self._values[name].present)
         values: dict[str, Any] = {name: self._values[name].value for name in self._values}
@@ -379,12 +382,13 @@ class FlagSet:
             UsageError: If the file cannot be read or is not a JSON object, a name is not a flag, or
                 a value has the wrong type or is out of range.
         """
-        with raised_as(UsageError, f"Invalid flag --{SETTINGS}={path}: "):
+        problem = f"Invalid flag --{SETTINGS}={path}. Expected a JSON file. Reading it failed: "
+        with raised_as(UsageError, problem):
             found = disk.read_json(path)
         if not isinstance(found, dict):
             raise UsageError(
-                f"Invalid flag --{SETTINGS}={path}: {found!r}. Expected a JSON object of flags and "
-                "their values."
+                f"Invalid flag --{SETTINGS}={path}: the file contains {found!r}. Expected a JSON "
+                'object from flag names to values, for example {"dim": 32}.'
             )
         return {name: self._from_json(path, name, value) for name, value in found.items()}
 
@@ -393,8 +397,8 @@ class FlagSet:
             near = difflib.get_close_matches(name.replace("-", "_"), self.names, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UsageError(
-                f"Invalid name {name!r} in {path}.{hint} Expected flags of {self.program} other "
-                f"than {SETTINGS}; see {self.program} {FULL_HELP}."
+                f"Invalid name {name!r} in {path}.{hint} Expected the name of a flag of "
+                f"{self.program} other than --{SETTINGS}; see {self.program} {FULL_HELP}."
             )
         parser = self.parser_of(name)
         is_switch = not isinstance(parser, _Parser)

@@ -236,4 +236,4 @@ def test_help_fits_a_screen_and_tells_defaults(capsys: pytest.CaptureFixture[str
 def test_shuffling_needs_prepared_data(order: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--data=generated:1000", f"--shuffle={order}"]
     assert run_program(train.make_flags(), train.main, arguments) == 2
-    assert "Expected with data that slipstream-prepare wrote" in capsys.readouterr().err
+    assert "It requires data that slipstream-prepare wrote" in capsys.readouterr().err

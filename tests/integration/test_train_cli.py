@@ -223,27 +223,27 @@ def test_deferred_gradients_are_counted(run_train: Train) -> None:
         ((MASKS, "--skip_keep_rate=0.1"), "skip_keep_rate", SKIPS),
         ((SKIPS, "--defer_movement=1"), "defer_movement", DEFERS),
         ((SKIPS, "--defer_max_age=3"), "defer_max_age", DEFERS),
-        ((DEFERS, "--revisit_every=2"), "revisit_every", "go by drift"),
+        ((DEFERS, "--revisit_every=2"), "revisit_every", "--skip_score=row_drift or --watch"),
         ((DEFERS, "--skip_fraction=0.5"), "skip_fraction", SKIPS),
         (
             (DEFERS, "--max_auc_loss=0.001", "--defer_movement=0.1"),
             "defer_movement",
-            "no --max_auc_loss",
+            "a run without --max_auc_loss",
         ),
-        ((SKIPS, "--revisit_every=2"), "revisit_every", "go by drift"),
+        ((SKIPS, "--revisit_every=2"), "revisit_every", "--skip_score=row_drift or --watch"),
         ((SKIPS, "--skip_keep_rate=0.1"), "skip_keep_rate", "--skip_score=row_drift"),
         ((SKIPS, "--skip_score=row_drift", "--pilot=fm"), "pilot", "--skip_score=predicted_loss"),
         ((SKIPS, "--mask_fraction=0.5"), "mask_fraction", MASKS),
-        (("--max_auc_loss=0.001",), "max_auc_loss", "--policies"),
+        (("--max_auc_loss=0.001",), "max_auc_loss", "--policies=defer_gradients"),
         (("--window_steps=5",), "window_steps", "--policies or --watch"),
-        (("--prefetch",), "prefetch", "several ranks"),
+        (("--prefetch",), "prefetch", "multiple ranks"),
     ],
 )  # fmt: skip
 def test_an_engine_flag_that_does_nothing_is_refused(
     flags: tuple[str, ...], name: str, needs: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(capsys, "--data=generated", *flags)
-    assert f"--{name} does nothing here" in line and needs in line
+    assert f"Invalid flag --{name} in this run. It requires " in line and needs in line
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,8 @@ def test_refusals_of_what_could_not_stop(
 @pytest.mark.parametrize(
     ("flags", "reported"),
     [
-        (("--plateau_factor=0.5",), "--plateau_factor does nothing here. Expected with --early_st"),
-        (("--rows_decay=all",), "--rows_decay does nothing here. Expected with --rows_l2"),
+        (("--plateau_factor=0.5",), "--plateau_factor in this run. It requires --early_stopping"),
+        (("--rows_decay=all",), "--rows_decay in this run. It requires --rows_l2"),
         (
             ("--early_stopping=2", "--checkpoint_every=5", "--output={folder}"),
             "Invalid flag --checkpoint_every with --early_stopping=2",
