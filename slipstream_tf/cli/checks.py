@@ -22,7 +22,7 @@ from slipstream_tf import _compat
 from slipstream_tf.ops import _loader
 
 OK, MISSING, BROKEN, UNCHECKED = "ok", "missing", "broken", "unchecked"
-_SOURCES = ", in the folder of slipstream_tf's sources"
+_SOURCES = " (in the source folder of slipstream_tf)"
 INSTALL = f"pip install .{_SOURCES}"
 INSTALL_REPORT = f"pip install '.[report]'{_SOURCES}"
 INSTALL_HOROVOD = f"make horovod, or python build_support/install_horovod.py{_SOURCES}"
@@ -126,7 +126,8 @@ def op_library() -> str:
     self_test.native_store()
     self_test.variable_store()
     has_cuda = "with" if built.cuda else "without"
-    return f"built for TensorFlow {built.tensorflow}, {has_cuda} CUDA kernels; updates are correct"
+    detail = f"built for TensorFlow {built.tensorflow}, {has_cuda} CUDA kernels"
+    return f"{detail}; updates of tables are correct"
 
 
 def horovod() -> str:
@@ -140,7 +141,7 @@ def horovod() -> str:
     here = tf.__version__
     detail = f"{package.__version__}, built for TensorFlow {built_for or here}"
     if built_for and _compat.version_numbers(built_for) != _compat.version_numbers(here):
-        raise Problem(f"{detail}, but {here} is installed", INSTALL_HOROVOD)
+        raise Problem(f"{detail}, but TensorFlow {here} is installed", INSTALL_HOROVOD)
     controllers = [
         name for name, is_built in (("Gloo", hvd.gloo_built), ("MPI", hvd.mpi_built)) if is_built()
     ]
@@ -157,7 +158,7 @@ def sok() -> str:
     from slipstream_tf.cli import self_test
     from slipstream_tf.tables.sok.table import require_lookup_sparse
 
-    detail = f"{getattr(kit, '__version__', 'of unknown version')}; updates are correct"
+    detail = f"{getattr(kit, '__version__', 'unknown version')}; updates of tables are correct"
     self_test.sok_store()
     try:
         require_lookup_sparse()
@@ -202,11 +203,11 @@ def gpus_in_order(seen: Sequence[str], driver: Sequence[Any], has_kernels: bool)
         Problem: If TensorFlow does not see the GPUs, or the op library has no CUDA kernels.
     """
     if not seen and driver:
-        detail = f"TensorFlow sees none; the driver lists {len(driver)}"
+        detail = f"TensorFlow detects no GPU, but the driver lists {len(driver)}"
         raise Problem(detail, _GPU_TENSORFLOW, MISSING)
     if not seen:
-        return "none; everything runs on the CPU"
+        return "none; training uses the CPU"
     detail = f"{len(seen)}: {', '.join(seen)}"
     if not has_kernels:
-        raise Problem(f"{detail}; the op library has no kernels for them", _WITH_CUDA, MISSING)
+        raise Problem(f"{detail}; the op library has no CUDA kernels", _WITH_CUDA, MISSING)
     return detail

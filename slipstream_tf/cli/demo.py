@@ -52,18 +52,18 @@ _FRACTIONS = ((0.05, 0.85), (0.15, 0.5), (1.0, 0.3))
 # AUCs with a smaller difference count as equal, because the spread between seeds is larger.
 _EQUAL_AUC = 0.001
 _POINTS, _WARMUP = 16, 0.05
-_HEADER = ("run", "test AUC", "log loss", "examples trained", "seconds", "plain's AUC by then")
+_HEADER = ("run", "test AUC", "log loss", "examples trained", "seconds", "plain AUC at that time")
 LABELS: Mapping[str, str] = {
     "plain": "plain",
-    "predicted": "by predicted loss",
+    "predicted": "skipping by predicted loss",
     "uniform": "uniform negative sampling",
-    "random": "as many left out at random",
-    "stop": "plain, stopped after as many",
+    "random": "random skipping",
+    "stop": "plain, stopped early",
 }
 _STORY = """
-Most examples are easy: a small pilot model foresees their loss. The second run trains mostly those
-it foresees badly, with weights that make up for the others. What the pilot is worth shows beside
-three controls that train as many examples."""
+Most examples are easy. A small pilot model predicts the loss of each example, and the second run
+mostly trains examples with a high predicted loss. Weights compensate for the skipped examples.
+Three controls train as many examples and show whether the pilot improves the result."""
 # Sizes for the speed measurement. Keras gets fewer steps, because its step takes about a hundred
 # times as long.
 _ROWS, _DIM, _BATCH_SIZE = 1_000_000, 32, 512
@@ -71,18 +71,20 @@ _STEPS, _UNTIMED = {"keras": 20, "slipstream": 200}, 5
 
 _FLAGS = {
     "Data and output": (
-        Flag("data", Text(), "a data set, as for slipstream-train", None,
-             "examples from a fixed law, two in a hundred of them clicks"),
-        Flag("output", Text(), "folder for demo.json, the runs' records and the page of curves",
-             "runs/demo"),
-        Flag("examples", Integer(1), "examples that each run sees", None, f"{_EXAMPLES:,}"),
-        Flag("quick", None, f"{_QUICK_EXAMPLES:,} examples"),
+        Flag("data", Text(), "data set, as for slipstream-train", None,
+             "synthetic examples with a click rate of 2%"),
+        Flag("output", Text(), "folder for demo.json, the records of the runs and the page of "
+             "learning curves", "runs/demo"),
+        Flag("examples", Integer(1), "number of training examples that each run reads", None,
+             f"{_EXAMPLES:,}"),
+        Flag("quick", None, f"train on {_QUICK_EXAMPLES:,} examples, unless --examples is given"),
     ),
     "Runs": (
-        Flag("skip_fraction", Number(0, 1), "fraction of the examples to skip after warm-up", None,
-             "by the click rate; 0.85 where it is at most 5%, 0.5 at most 15%, else 0.3"),
-        Flag("seed", Integer(0, (1 << 31) - 1), "of all runs", 0),
-        Flag("threads", Integer(1, 1024), "threads of TensorFlow and the data", None, "all cores"),
+        Flag("skip_fraction", Number(0, 1), "fraction of the examples to skip after the warm-up",
+             None, "0.85 for a click rate of at most 5%, 0.5 for at most 15%, else 0.3"),
+        Flag("seed", Integer(0, (1 << 31) - 1), "seed of all runs", 0),
+        Flag("threads", Integer(1, 1024), "threads of TensorFlow and of the data pipeline", None,
+             "all cores"),
     ),
 }  # fmt: skip
 
@@ -91,10 +93,10 @@ def make_flags() -> FlagSet:
     """Returns the flags of `slipstream-demo`."""
     return FlagSet(
         "slipstream-demo",
-        "Measures the embedding layer beside Keras's. Then trains a model plainly, and on the "
-        "examples that a pilot foresees badly, beside controls: as many by uniform negative "
-        "sampling, as many at random, and a stop after as many. Prints what that did to quality "
-        "and seconds, and draws the curves.",
+        "Compares the speed of the embedding layer with the layer of Keras. Then trains a model "
+        "plainly and with skipping by predicted loss, and compares them with controls that train "
+        "as many examples: uniform negative sampling, random skipping, and plain training that "
+        "stops early. Prints the quality and the seconds of the runs, and plots learning curves.",
         ("slipstream-demo", "slipstream-demo --data=day_0.tsv"),
         _FLAGS,
     )
@@ -190,7 +192,7 @@ def fraction_for(plain: Mapping[str, Any]) -> float:
     """
     rate = plain["test"]["clicks"] / plain["test"]["examples"]
     fraction = next(fraction for maximum, fraction in _FRACTIONS if rate <= maximum)
-    print(f"{rate:.1%} of the test part are clicks: {fraction:.0%} are to be skipped.", flush=True)
+    print(f"Click rate of the test part: {rate:.1%}. Fraction to skip: {fraction:.0%}.", flush=True)
     return fraction
 
 
@@ -209,10 +211,11 @@ def speed_words(rows: int, dim: int, batch_size: int, keras: float, slipstream: 
         (name, f"{1e3 * spent:.2f}", f"{batch_size / spent:,.0f}") for name, spent in layers.items()
     ]
     return (
-        f"The layer: a small model in model.fit, one table of {rows:,} x {dim}, batches of "
-        f"{batch_size}.\n{format_table(('layer', 'ms a step', 'examples per second'), cells)}\n"
-        f"Ours was {keras / slipstream:.0f} times as fast here. Both move the rows alike: Keras's "
-        "optimizer\ngoes through all of them in each step, this layer through those of the batch."
+        f"Training of a small model with a table of {rows:,} x {dim} values in batches of "
+        f"{batch_size}:\n{format_table(('layer', 'ms per step', 'examples per second'), cells)}\n"
+        f"slip.keras.Embedding is {keras / slipstream:.0f} times as fast on this machine. Both "
+        "layers update the rows of a batch,\nbut in Keras, the optimizer processes all rows of "
+        "the table in each step."
     )
 
 
@@ -251,27 +254,36 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
     """
     auc = {name: record["test"]["auc"] for name, record in records.items()}
     if any(value is None for value in auc.values()):
-        return "The test part has labels of one kind only; AUC is not defined and nothing compares."
+        return "The runs have no AUC to compare, because all labels of the test part are equal."
     predicted, plain = records["predicted"], records["plain"]
     if not predicted["examples"]["skipped"]:
-        return "Nothing was skipped here: the run ended with its warm-up. Give more --examples."
+        return (
+            "Nothing was skipped, because the run ended in its warm-up. Pass a larger --examples."
+        )
     fraction = predicted["examples"]["trained"] / plain["examples"]["trained"]
     spent, whole = _seconds(predicted), _seconds(plain)
     then = plain_at(records, spent)
-    names = {"uniform": "uniform negative sampling", "random": "random skipping", "stop": "a stop"}
+    names = {
+        "uniform": "uniform negative sampling",
+        "random": "random skipping",
+        "stop": "stopping early",
+    }
     gains = {name: auc["predicted"] - auc[name] for name in names}
     controls = ", ".join(_compared(gain, names[name]) for name, gain in gains.items())
     sentences = [
-        f"Trained on {fraction:.0%} of the examples, in {spent / whole:.0%} of plain training's "
-        f"seconds, the model ended {_compared(auc['predicted'] - auc['plain'], 'plain training')}.",
-        f"It is {_compared(auc['predicted'] - then, 'what plain training had reached by then')}.",
-        f"Beside controls that train as many examples it is {controls}.",
+        f"Skipping by predicted loss trains {fraction:.0%} of the examples in {spent / whole:.0%} "
+        "of the time of plain training.",
+        f"The final model is {_compared(auc['predicted'] - auc['plain'], 'plain training')}, "
+        f"and {_compared(auc['predicted'] - then, 'plain training after the same time')}.",
+        f"Compared with controls that train as many examples, it is {controls}.",
     ]
     if min(gains["random"], gains["stop"]) < -_EQUAL_AUC:
-        sentences.append("So what is skipped is ill chosen here: train on all, or skip less.")
+        sentences.append(
+            "The choice of skipped examples harms quality here: train all, or skip fewer."
+        )
     elif gains["uniform"] <= _EQUAL_AUC:
-        sentences.append("So no pilot was needed here: --pilot=label is simpler.")
-    return "\n".join([*sentences, "One seed is a hint, not a result."])
+        sentences.append("The pilot does not improve the model here: --pilot=label is simpler.")
+    return "\n".join([*sentences, "Repeat with other seeds: a single seed proves little."])
 
 
 def _compared(gain: float, what: str) -> str:
@@ -290,7 +302,7 @@ def _drawn(output: str) -> str:
     try:
         require_matplotlib()
     except ImportError as error:
-        return f"No page of curves: {error}"
+        return f"The page of learning curves was not written: {error}"
     runs = read_runs([os.path.join(output, name) for name in LABELS])
     page = write_report(runs, os.path.join(output, "report"))
     return f"Curves:  {page}"
@@ -363,11 +375,11 @@ def _run(lines: str, *arguments: str) -> str:
     command = [sys.executable, "-c", program, *arguments]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode == USAGE_ERROR:
-        raise UsageError("A run was refused, see above.")
+        raise UsageError("A run stopped at an invalid flag or file; its error is printed above.")
     if result.returncode:
         code = result.returncode
         reason = "" if code == RUN_ERROR else f" (exit code {code})"
-        raise RunError(f"A run failed{reason}, see above.")
+        raise RunError(f"A run failed{reason}; its error is printed above.")
     return (result.stdout.splitlines() or [""])[-1]
 
 
@@ -376,9 +388,9 @@ def entry_point(arguments: Sequence[str] | None = None) -> None:
     if agent.rank() is not None:
         if agent.rank() == 0:
             print(
-                f"slipstream-demo: it is one process, but was started as a rank of a job "
-                f"({agent.rank_variable()} is set). Start it without horovodrun or mpirun; "
-                "slipstream-train is for several ranks.",
+                "slipstream-demo: this program supports only a single process, but "
+                f"{agent.rank_variable()} is set, which marks a rank of a job. Start it without "
+                "horovodrun or mpirun; slipstream-train supports multiple ranks.",
                 file=sys.stderr,
             )
         sys.exit(USAGE_ERROR)

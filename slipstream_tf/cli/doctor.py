@@ -110,9 +110,9 @@ _LATER = (
     Check("op library", f"{_HERE}op_library", checks.INSTALL,
           environment={**_SETTLED, "CUDA_VISIBLE_DEVICES": "-1"}),
     Check("Horovod", f"{_HERE}horovod", checks.INSTALL_HOROVOD, "horovod",
-          "jobs of several processes need it"),
+          "jobs with multiple ranks need it"),
     Check("SOK", f"{_HERE}sok", checks.INSTALL_SOK, "sparse_operation_kit",
-          "SOK's tables on GPUs need it"),
+          "tables of SOK on GPUs need it"),
     Check("matplotlib", f"{_HERE}matplotlib", checks.INSTALL_REPORT, "matplotlib",
           "slipstream-report and slipstream-demo need it"),
     Check("GPUs", f"{_HERE}gpus", "", purpose="training on GPUs needs them"),
@@ -122,17 +122,18 @@ _LATER = (
 def make_flags() -> FlagSet:
     """Returns the flags of `slipstream-doctor`."""
     limit = Number(0, 3600, open_minimum=True)
-    text = "seconds that each check may take; each runs in a process of its own"
+    text = "maximum seconds of each check, which runs in a separate process"
     report = (
-        Flag("json", None, "the same as one JSON object on stdout"),
+        Flag("json", None, "print the report as a JSON object"),
         Flag("time_limit", limit, text, 60),
     )
     return FlagSet(
         "slipstream-doctor",
-        "Lists the parts that work, and the parts that are missing or broken with the command that "
-        "repairs them. Updates a few rows of each kind of table. Exit code 0: training in one "
-        "process works. 1: it does not, because of the packages, TensorFlow, Keras or the op "
-        "library. Horovod, SOK, matplotlib and GPUs may be missing. 2: a flag is wrong.",
+        "Checks each part of the installation and prints the command that repairs a missing or "
+        "broken part. Also tests updates of a few rows in each kind of table. The exit code is 0 "
+        "if training in a single process works. It is 1 if the packages, TensorFlow, Keras or the "
+        "op library do not work; Horovod, SOK, matplotlib and GPUs are optional. It is 2 if a flag "
+        "is invalid.",
         ("slipstream-doctor", "slipstream-doctor --json"),
         {"Report": report},
     )
@@ -164,11 +165,11 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         print(json.dumps(record, indent=2))
     if broken:
         raise RunError(
-            f"training in one process does not work here: {', '.join(broken)}. Start "
-            "with the first: the others may need it."
+            f"Training in a single process does not work here: {', '.join(broken)}. Repair the "
+            "first part first, because the others may require it."
         )
     if not values["json"]:
-        print("\nTraining in one process works.", flush=True)
+        print("\nTraining in a single process works.", flush=True)
 
 
 def examine(limit: float) -> Iterator[Finding]:
@@ -187,7 +188,7 @@ def examine(limit: float) -> Iterator[Finding]:
             return
         # Without TensorFlow every other check fails in the same way, or hangs.
         for check in _LATER:
-            why = "needs TensorFlow, which does not work"
+            why = "requires TensorFlow, which does not work"
             yield Finding(check.name, UNCHECKED, why, is_needed=not check.purpose)
     finally:
         # Do not start the remaining checks after an interruption.
@@ -213,7 +214,7 @@ def _answer_of(check: Check, limit: float) -> dict[str, Any]:
         lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").splitlines())
         last = [f": {line}" for line in lines if line and not _LOG_LINE.match(line)][-1:]
     if code is None:
-        end = f"no answer within {limit:g} seconds (a longer --time_limit may help)"
+        end = f"did not finish within {limit:g} seconds (a longer --time_limit may help)"
     elif code < 0:
         names = {int(value): value.name for value in signal.Signals}
         end = f"crashed with {names.get(-code, f'signal {-code}')}"

@@ -32,17 +32,20 @@ from slipstream_tf.telemetry.table import format_table
 _FLAGS = {
     "Plan": (
         Flag("data", Text(), "folder that slipstream-prepare wrote"),
-        Flag("memory", Size(), "bytes of memory for all tables of a rank"),
-        Flag("spill", Text(), "folder on a local disk for rows that do not fit", None, "none"),
-        Flag("dim", Integer(1, 65536), "values per embedding row", 16),
-        Flag("rows_optimizer", Choice(optimizers.NAMES), "update rule of the rows", "adagrad"),
+        Flag("memory", Size(), "maximum memory for all tables of a rank"),
+        Flag("spill", Text(), "folder on a local disk for rows that exceed --memory", None,
+             "none"),
+        Flag("dim", Integer(1, 65536), "number of values per embedding row", 16),
+        Flag("rows_optimizer", Choice(optimizers.NAMES), "optimizer of the embedding rows, which "
+             "determines the number of slots per row", "adagrad"),
         Flag("batch_size", Integer(1, 1 << 24), "examples per step", 2048),
         Flag("reads_per_second", Integer(1, 1 << 30),
-             "rows a second that the disk gives, e.g. as fio's random reads of 4 KiB, 32 at once",
-             80_000),
-        Flag("gpu_memory", Size(), "bytes of a GPU's memory, for settings of SOK's HKV tables",
-             None, "no such tables"),
-        Flag("json", None, "print one JSON object, in bytes, rows and shares"),
+             "rows that the disk can read per second; measure them, for example, with random reads "
+             "of 4 KiB and a queue depth of 32 in fio", 80_000),
+        Flag("gpu_memory", Size(), "maximum GPU memory for all tables of a rank; also prints "
+             "settings of HKV tables in SOK, NVIDIA's Sparse Operation Kit", None,
+             "no HKV tables"),
+        Flag("json", None, "print the plan as a JSON object with bytes, rows and fractions"),
     ),
 }  # fmt: skip
 _MEASURED_ROWS = 200_000
@@ -53,9 +56,9 @@ def make_flags() -> FlagSet:
     """Returns the flags of `slipstream-plan`."""
     return FlagSet(
         "slipstream-plan",
-        "Says what the tables of prepared data need in memory, in each row type; which rows fit, "
-        "what fraction of accesses they serve, and what a step takes then. Prints Table settings "
-        "to paste.",
+        "Estimates the memory that the tables of prepared data need with each row dtype, the rows "
+        "that fit into --memory, the fraction of accesses that these rows serve, and the time per "
+        "step. Prints the tables as Python code.",
         ("slipstream-plan --data=criteo --memory=8GB --spill=/local/disk --dim=32",),
         _FLAGS,
     )
@@ -109,9 +112,10 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     Raises:
         UsageError: If a flag is missing or the plan is impossible with the given memory.
     """
-    for name in ("data", "memory"):
+    needed = {"data": "a folder that slipstream-prepare wrote", "memory": "bytes, for example 8GB"}
+    for name, allowed in needed.items():
         if values[name] is None:
-            raise UsageError(f"Missing flag --{name}. See --help.")
+            raise UsageError(f"Missing flag --{name}. Expected {allowed}; see --help.")
     import_tensorflow()
     dim, optimizer = values["dim"], optimizers.get(values["rows_optimizer"])
     with raised_as(UsageError, ""):
@@ -153,8 +157,8 @@ def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -
     """
     taken = [hkv.memory(found, dim, slot_tables) for found in settings.values()]
     return [
-        f"As SOK's HKV tables: {_size(sum(table.gpu for table in taken))} on the GPU, "
-        f"{_size(sum(table.host for table in taken))} in host memory.",
+        f"HKV tables in SOK need {_size(sum(table.gpu for table in taken))} of GPU memory and "
+        f"{_size(sum(table.host for table in taken))} of host memory.",
         "",
         "settings = {",
         *(f"    {name!r}: {found}," for name, found in settings.items()),
@@ -202,7 +206,7 @@ def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
         step: Numbers per step, as for `as_json`.
         dim: Number of values per row.
     """
-    needs = [(f"all rows as {kind}", _size(nbytes)) for kind, nbytes in found.needs.items()]
+    needs = [(kind, _size(nbytes)) for kind, nbytes in found.needs.items()]
     rows = [
         (
             table.field.name,
@@ -213,22 +217,23 @@ def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
         )
         for table in found.tables
     ]
-    header = ("table", "rows", "bytes", "in memory", "accesses served there")
+    header = ("table", "rows", "bytes", "in memory", "accesses served from memory")
     longest = max(step["in_memory_ms"], step["disk_ms"])
     lines = [
-        format_table(("rows, slots and index", "bytes"), needs),
+        format_table(("dtypes of all rows and slots", "bytes with index"), needs),
         "",
         format_table(header, rows),
         "",
-        f"Memory {_size(found.memory_bytes)}, disk {_size(found.disk_bytes)}; {found.served:.2%} "
-        "of the accesses find their rows in memory.",
-        f"A step's rows take about {longest:.1f} ms: {step['accesses']:,.0f} accesses "
-        f"{step['in_memory_ms']:.1f} ms, {step['misses']:,.0f} reads {step['disk_ms']:.1f} ms "
-        "beside them.",
+        f"The tables need {_size(found.memory_bytes)} of memory and {_size(found.disk_bytes)} on "
+        f"disk. Memory serves {found.served:.2%} of the accesses.",
+        f"The rows of a step take about {longest:.1f} ms: {step['in_memory_ms']:.1f} ms for "
+        f"{step['accesses']:,.0f} accesses in memory, and at the same time {step['disk_ms']:.1f} "
+        f"ms for {step['misses']:,.0f} reads from disk.",
     ]
     if found.ranks > 1:
         lines.append(
-            f"Without a disk: {found.ranks} ranks with placement='sharded', each with this memory."
+            f"To keep all rows in memory, train on at least {found.ranks} ranks with "
+            "placement='sharded' and this memory per rank."
         )
     return "\n".join([*lines, "", *code_of(found, dim)])
 

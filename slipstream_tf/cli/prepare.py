@@ -39,32 +39,37 @@ _FORMATS = ("auto", "criteo", "avazu", "csv", "parquet")
 WRITING_FLAGS = {
     "Output": (
         Flag("output", Text(), "folder for the shards, statistics.json and counts.parquet"),
-        Flag("overwrite", None, "replace another preparation that --output holds"),
-        Flag("shard_rows", Integer(1, 1 << 40), "lines or rows of DATA per shard", 1_000_000),
-        Flag("compression", Choice(("snappy", "zstd", "none")), "of the shards", "snappy"),
-        Flag("threads", Integer(1, 1024), "threads that parse", None, "all cores"),
+        Flag("overwrite", None, "replace the data of another preparation in --output"),
+        Flag("shard_rows", Integer(1, 1 << 40), "number of lines or rows of DATA per shard",
+             1_000_000),
+        Flag("compression", Choice(("snappy", "zstd", "none")), "compression of the shards",
+             "snappy"),
+        Flag("threads", Integer(1, 1024), "number of threads that parse DATA", None, "all cores"),
     ),
     "Statistics of the training part": (
-        Flag("hot_set_memory", Size(), "snapshots that bound the hot set, as in slipstream-train",
-             "256MiB"),
-        Flag("dim", Integer(1, 65536), "float32 values per embedding row, 4 bytes each", 16),
-        Flag("count_mb", Integer(1, 1 << 30),
-             "MiB for counting keys; beyond, rare keys are dropped and results marked with ~",
-             2048),
+        Flag("hot_set_memory", Size(), "maximum memory for the snapshots of the rows of hot keys, "
+             "as in slipstream-train", "256MiB"),
+        Flag("dim", Integer(1, 65536), "number of float32 values per embedding row, which "
+             "determines the size of a snapshot", 16),
+        Flag("count_mb", Integer(1, 1 << 30), "maximum memory for the counts of keys in MiB; if "
+             "they need more, counts of rare keys are dropped and approximate results are marked "
+             "with ~", 2048),
     ),
 }  # fmt: skip
 """Flags that `write` needs."""
 _FLAGS = {
     "Data": (
-        Flag("format", Choice(_FORMATS), "of DATA; auto: by the first file's name and first line",
-             "auto"),
-        Flag("schema", Text(), 'JSON file that says what columns are: {"label": "clicked", "keys": '
-             '["user", {"column": "tags", "separator": "|"}, {"column": "ad", "as": "integer"}], '
-             '"dense": [{"column": "price", "transform": "log"}], "missing": ["", "NA"]}. '
-             'Optional: "delimiter" (,), "columns" (names, if files have no header); as label '
-             '{"column": "stars", "positive_from": 4}. Text keys are hashed to 64 bits; as: '
-             "integer or hex reads them by value"),
-        Flag("strict", None, "a line that cannot be read ends the run, instead of being counted"),
+        Flag("format", Choice(_FORMATS), "format of DATA; auto detects it from the name or the "
+             "first line of the first file", "auto"),
+        Flag("schema", Text(), "JSON file that describes the columns of CSV or Parquet: "
+             '{"label": "clicked", "keys": ["user", {"column": "tags", "separator": "|"}, '
+             '{"column": "ad", "as": "integer"}], "dense": [{"column": "price", "transform": "log"}'
+             '], "missing": ["", "NA"]}. '
+             'Further entries: "delimiter" (default: ,) and "columns" (names, for files without a '
+             'header). A label {"column": "stars", "positive_from": 4} is 1 from 4 stars on. Text '
+             'keys are hashed to 64 bits, unless "as" is "integer" or "hex": then they are parsed'),
+        Flag("strict", None, "stop with an error at the first malformed line, instead of skipping "
+             "and counting malformed lines"),
     ),
     **WRITING_FLAGS,
 }  # fmt: skip
@@ -74,10 +79,11 @@ def make_flags() -> FlagSet:
     """Returns the flags of `slipstream-prepare`."""
     return FlagSet(
         "slipstream-prepare",
-        "Writes click data as Parquet shards, for slipstream-train --data=FOLDER, and tells what "
-        "it is like: keys per field, skew, hot examples. DATA: Criteo TSV (Kaggle's, or "
-        "Terabyte's days) or Avazu CSV, also .gz; CSV (also .gz) or Parquet with a --schema. The "
-        "test part is one in ten runs of 100 lines. Run again after an interruption, it goes on.",
+        "Converts click logs to Parquet shards for slipstream-train --data=FOLDER, and reports the "
+        "number of keys per field, their skew and the fraction of hot examples. DATA is Criteo TSV "
+        "(of Kaggle, or days of the Terabyte logs) or Avazu CSV, or with a --schema other CSV or "
+        "Parquet; text files may be compressed (.gz). Every tenth run of 100 lines is in the test "
+        "part. After an interruption, the same command continues the preparation.",
         (
             "slipstream-prepare day_0.gz day_1.gz --output=criteo",
             "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks",
@@ -95,14 +101,16 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         RunError: If a file cannot be read or written.
     """
     if not values[_DATA]:
-        raise UsageError("Missing argument DATA. Expected one or more files; see --help.")
+        raise UsageError("Missing argument DATA. Expected one or more files of clicks; see --help.")
     import_tensorflow()
     from slipstream_tf.data.opening import open_source
     from slipstream_tf.data.schema import read_schema
 
     schema = None
     if values["schema"] is not None:
-        problem = f"Invalid flag --schema={values['schema']}. Expected a JSON file: "
+        problem = (
+            f"Invalid flag --schema={values['schema']}. Expected a JSON file. Reading it failed: "
+        )
         with raised_as(UsageError, problem):
             schema = read_schema(values["schema"])
     write(lambda: open_source(values[_DATA], values["format"], schema), values)
@@ -124,12 +132,12 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
 
     folder = values["output"]
     if folder is None:
-        raise UsageError("Missing flag --output. Expected a folder that can be made and written.")
+        raise UsageError("Missing flag --output. Expected a folder that can be created or written.")
     budget = parse_bytes("hot_set_memory", values["hot_set_memory"])
     if budget < 4 * values["dim"]:
         raise UsageError(
             f"Invalid flag --hot_set_memory={values['hot_set_memory']}. Expected at least "
-            f"{4 * values['dim']} bytes, a row of --dim values."
+            f"{4 * values['dim']} bytes, the size of a row with --dim={values['dim']}."
         )
     options = Options(
         hot_budget_bytes=budget,
@@ -146,18 +154,20 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
             statistics = prepare(source, files, folder, options, bars.show)
         except OtherPreparation as error:
             raise UsageError(
-                f"Invalid flag --output={folder}: {error}. Expected another folder, the same files "
-                "and flags as then, or --overwrite."
+                f"Invalid flag --output={folder}: {error}. Expected a new folder, or the files and "
+                "flags of the earlier preparation. Pass --overwrite to replace an earlier "
+                "preparation."
             ) from None
         except BadLineError as error:
-            raise RunError(f"{error} (--strict)") from None
+            text = str(error).rstrip(".")
+            raise RunError(f"{text}. Remove --strict to skip malformed lines.") from None
         except (OSError, ValueError) as error:
             raise RunError(str(error)) from None
     print(summary(statistics))
     seconds = time.monotonic() - begin
     print(
-        f"{os.path.abspath(folder)}: {statistics['shards']:,} shards; {bars.rows:,} lines read in "
-        f"{seconds:,.1f} s. Next: slipstream-train --data={folder}"
+        f"{os.path.abspath(folder)} contains {statistics['shards']:,} shards; {bars.rows:,} lines "
+        f"were read in {seconds:,.1f} s. To train, run: slipstream-train --data={folder}"
     )
 
 
@@ -172,7 +182,7 @@ def summary(statistics: Mapping[str, Any]) -> str:
         about, missing = "" if field["is_exact"] else "~", percent(field["missing_share"])
         keys, top = f"{about}{field['keys']:,}", f"{about}{percent(field['top_share'])}"
         rows.append((name, f"{field['lookups']:,}", keys, top, missing))
-    header = ("field", "lookups", "keys", "top 1% of keys take", "missing")
+    header = ("field", "lookups", "keys", "lookups of top 1% of keys", "missing")
     lines = [format_table(header, rows), ""]
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
     for part, text in (("train", "training"), ("valid", "validation"), ("test", "test")):
@@ -180,17 +190,17 @@ def summary(statistics: Mapping[str, Any]) -> str:
             continue
         fraction = clicks[part] / inputs[part] if inputs[part] else None
         lines.append(f"{inputs[part]:,} {text} examples, {percent(fraction)} clicked")
-    budget = f"{hot['budget_bytes'] / (1 << 20):g} MiB at {hot['dim']} values a row"
+    budget = f"{hot['budget_bytes'] / (1 << 20):g} MiB with {hot['dim']} values per row"
     lines.append(
-        f"{percent(hot['input_share'])} of the training examples are hot: all of their keys are "
-        f"among the {hot['keys']:,} that fit {budget}; {percent(hot['lookup_share'])} of the "
-        "lookups go to these"
+        f"{percent(hot['input_share'])} of the training examples are hot: all their keys are among "
+        f"the {hot['keys']:,} most frequent keys, which fit into {budget}. These keys receive "
+        f"{percent(hot['lookup_share'])} of the lookups."
     )
     if statistics["bad_lines"]:
         bad = statistics["bad_lines"]
         fraction = percent(bad / (bad + sum(inputs.values())))
         lines.append(
-            f"{bad:,} malformed lines were left out, {fraction} of all. The first: "
+            f"{bad:,} malformed lines ({fraction} of all lines) were skipped. The first: "
             f"{statistics['first_bad_line']}"
         )
     return "\n".join(lines)

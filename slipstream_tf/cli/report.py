@@ -25,14 +25,14 @@ _RUNS = "RUN"
 
 def make_flags() -> FlagSet:
     """Returns the flags of `slipstream-report`."""
-    output = Flag("output", Text(), "folder for the report's files, which are replaced", "report")
+    output = Flag("output", Text(), "folder for the report; existing files are replaced", "report")
     return FlagSet(
         "slipstream-report",
-        "Draws what runs of slipstream-train recorded, one color per run: quality against examples "
-        "and seconds, saturation, what was skipped, deferred and sent, bytes and seconds. A RUN is "
-        "a run's output folder, or its metrics.json; the others are compared with the first. "
-        "Writes report.html, one page that loads nothing, png/ and csv/. Needs matplotlib: pip "
-        "install 'slipstream-tf[report]'.",
+        "Compares runs of slipstream-train in plots with one color per run: quality by examples "
+        "and seconds, saturation, skipped examples, deferred and sent gradients, bytes and "
+        "seconds. RUN is the output folder of a run, or its metrics.json. All runs are compared "
+        "with the first. Writes the page report.html, which has no external resources, and the "
+        "folders png/ and csv/. Requires matplotlib: pip install 'slipstream-tf[report]'.",
         (
             "slipstream-report runs/plain runs/paper",
             "slipstream-report runs/* --output=runs/report",
@@ -51,8 +51,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """
     if not values[_RUNS]:
         raise UsageError(
-            "Missing argument RUN. Expected one or more folders that slipstream-train wrote as "
-            "--output."
+            "Missing argument RUN. Expected one or more output folders of slipstream-train, for "
+            "example runs/plain."
         )
     with raised_as(UsageError, "Invalid argument ", RecordError):
         runs = read_runs(values[_RUNS])
@@ -61,7 +61,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     is_hidden = not sys.stderr.isatty()
     bar = functools.partial(tqdm.tqdm, desc="drawing", unit=" plots", disable=is_hidden)
     make_output(values["output"])
-    problem = f"Invalid flag --output={values['output']}. Expected a folder that can be written: "
+    allowed = "Expected a writable folder. Writing the report failed: "
+    problem = f"Invalid flag --output={values['output']}. {allowed}"
     with raised_as(UsageError, problem, OSError):
         path = write_report(runs, values["output"], bar)
     print(f"Report: {os.path.abspath(path)}")

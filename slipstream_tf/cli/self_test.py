@@ -27,7 +27,7 @@ def native_store() -> None:
     table = Table("items", dim=2, initializer=Constant(0.5))
     store = NativeStore([table], optimizers.SGD(0.25))
     found = _updated_rows(store)
-    _compare("keys found", found, [True, True, False])
+    _compare("found keys", found, [True, True, False])
     _compare("number of rows", store.size("items"), 2)
 
 
@@ -88,4 +88,5 @@ def variable_store() -> None:
 def _compare(what: str, actual: Any, by_hand: Any) -> None:
     actual, by_hand = np.asarray(actual), np.asarray(by_hand)
     if not np.array_equal(actual, by_hand):
-        raise RunError(f"{what}: {actual.tolist()}, computed by hand: {by_hand.tolist()}")
+        text = f"{what}: {actual.tolist()}. Expected {by_hand.tolist()}."
+        raise RunError(f"The self-test of table 'items' failed for {text}")

@@ -112,7 +112,7 @@ def test_demo_refuses_data_before_it_measures(
 def test_demo_passes_on_why_a_run_was_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match="A run was refused, see above"):
+    with pytest.raises(UsageError, match="A run stopped at an invalid flag or file"):
         demo._trained(str(tmp_path), "plain", {"data": "nowhere.npz"})
     assert "Invalid flag --data=nowhere.npz" in capfd.readouterr().err
 
@@ -137,21 +137,23 @@ def test_verdict_follows_from_the_numbers() -> None:
     ahead = demo.verdict(
         _records(plain=0.7, predicted=0.7004, uniform=0.698, random=0.65, stop=0.64)
     )
-    assert "20% of the examples, in 40% of plain training's seconds" in ahead
+    assert "20% of the examples in 40% of the time of plain training" in ahead
     assert "level with plain training (+0.0004 AUC)" in ahead
     # After 4 of the 5 seconds in which the AUC rises from 0.5 to 0.6.
-    assert "0.1204 AUC above what plain training had reached by then" in ahead
-    assert "0.0024 AUC above uniform negative sampling" in ahead and "no pilot" not in ahead
+    assert "0.1204 AUC above plain training after the same time" in ahead
+    assert "0.0024 AUC above uniform negative sampling" in ahead and "does not improve" not in ahead
     level = demo.verdict(
         _records(plain=0.7, predicted=0.69, uniform=0.6895, random=0.68, stop=0.69)
     )
     assert "0.0100 AUC below plain training" in level and "0.0100 AUC above random" in level
-    assert "level with a stop (+0.0000 AUC)" in level and "--pilot=label is simpler" in level
+    assert (
+        "level with stopping early (+0.0000 AUC)" in level and "--pilot=label is simpler" in level
+    )
     behind = demo.verdict(_records(plain=0.7, predicted=0.68, uniform=0.68, random=0.69, stop=0.68))
-    assert "0.0100 AUC below random" in behind and "train on all, or skip less" in behind
-    assert "no pilot" not in behind
+    assert "0.0100 AUC below random" in behind and "train all, or skip fewer" in behind
+    assert "does not improve" not in behind
     nothing = _records(plain=0.7, predicted=0.7, uniform=0.7, random=0.7, stop=0.7)
     nothing["predicted"]["examples"] = {"seen": 1000, "trained": 1000, "skipped": 0}
     assert "Nothing was skipped" in demo.verdict(nothing)
     nothing["stop"]["test"]["auc"] = None
-    assert "AUC is not defined" in demo.verdict(nothing)
+    assert "no AUC to compare" in demo.verdict(nothing)

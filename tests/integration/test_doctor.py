@@ -113,7 +113,7 @@ def test_without_horovod_everything_else_works(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^  missing   Horovod +not installed", result.stdout, re.MULTILINE)
     assert re.search(r"-> make horovod, or python build_support/install_horovod\.py", result.stdout)
-    assert result.stdout.endswith("\nTraining in one process works.\n")
+    assert result.stdout.endswith("\nTraining in a single process works.\n")
     assert result.stderr == ""
 
 
@@ -156,8 +156,8 @@ def test_without_tensorflow_the_report_is_whole(tmp_path: Path) -> None:
     assert re.search(r"^  missing   TensorFlow +not installed$", text, re.MULTILINE)
     assert "'tensorflow-cpu==2.21.*'" in text
     for name in NAMES[2:]:
-        assert re.search(f"^  unchecked {name} +needs TensorFlow", text, re.MULTILINE)
-    assert "Start with the first" in result.stderr
+        assert re.search(f"^  unchecked {name} +requires TensorFlow", text, re.MULTILINE)
+    assert "Repair the first part first" in result.stderr
     assert "Traceback" not in text + result.stderr
 
 
@@ -178,4 +178,4 @@ def test_a_tensorflow_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert result.returncode == 1
     found = report_of(result)["TensorFlow"]
     assert found["state"] == BROKEN
-    assert "no answer within 5 seconds" in found["detail"]
+    assert "did not finish within 5 seconds" in found["detail"]

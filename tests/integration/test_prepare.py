@@ -169,8 +169,8 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = tmp_path / "out"
     assert run(path, f"--schema={schema}", f"--output={out}", "--dim=1") == 0
     printed = capsys.readouterr().out
-    left_out = "2 malformed lines were left out, 0.1% of all. The first: "
-    assert f"{left_out}{path}:9: the line has 2 columns" in printed
+    skipped = "2 malformed lines (0.1% of all lines) were skipped. The first: "
+    assert f"{skipped}{path}:9: the line has 2 columns" in printed
     assert "user" in printed and "100.0% of the training examples are hot" in printed
     code = run_program(
         train.make_flags(),

@@ -278,7 +278,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
         (("--data=generated", "--tensorboard=x"), ("--tensorboard", "--watch")),
         (("--data=generated", "--evaluate_every=0"), ("--evaluate_every=0", "an integer >= 1")),
-        (("--data=generated", SKIPS, "--watch"), ("--watch", "no --policies")),
+        (("--data=generated", SKIPS, "--watch"), ("--watch", "without --policies")),
         (
             (f"--data={Path(__file__).parent}",),
             ("--data=", "was not written by slipstream-prepare", "slipstream-prepare --schema"),
@@ -378,7 +378,7 @@ def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> 
     values, _ = flag_set.parse([])
     for name in values:
         assert f"  --{name}" in text
-    for group in ("Data and output:", "Model:", "Training:", "Saving:", "Controls:"):
+    for group in ("Data and output:", "Model:", "Training:", "Policies:", "Controls:"):
         assert group in text
     assert max(map(len, text.splitlines())) <= 100
 
