@@ -105,7 +105,7 @@ def test_killed_in_the_middle_it_goes_on_and_ends_with_the_same_bytes(tmp_path: 
     assert process.returncode == 0, errors
     assert digests(folder) == whole
     assert shard.stat().st_mtime_ns == written
-    assert f"{15_000 - 300 * found[1]:,} lines read" in output
+    assert f"{15_000 - 300 * found[1]:,} lines were read" in output
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
