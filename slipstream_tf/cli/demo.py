@@ -213,7 +213,7 @@ def speed_words(rows: int, dim: int, batch_size: int, keras: float, slipstream: 
     return (
         f"Training of a small model with a table of {rows:,} x {dim} values in batches of "
         f"{batch_size}:\n{format_table(('layer', 'ms per step', 'examples per second'), cells)}\n"
-        f"slip.keras.Embedding is {keras / slipstream:.0f} times as fast on this machine. Both "
+        f"On this machine, slip.keras.Embedding is {keras / slipstream:.0f} times as fast. Both "
         "layers update the rows of a batch,\nbut in Keras, the optimizer processes all rows of "
         "the table in each step."
     )
@@ -257,9 +257,7 @@ def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:
         return "The runs have no AUC to compare, because all labels of the test part are equal."
     predicted, plain = records["predicted"], records["plain"]
     if not predicted["examples"]["skipped"]:
-        return (
-            "Nothing was skipped, because the run ended in its warm-up. Pass a larger --examples."
-        )
+        return "No example was skipped, because training ended in the warm-up. Increase --examples."
     fraction = predicted["examples"]["trained"] / plain["examples"]["trained"]
     spent, whole = _seconds(predicted), _seconds(plain)
     then = plain_at(records, spent)

@@ -112,7 +112,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     Raises:
         UsageError: If a flag is missing or the plan is impossible with the given memory.
     """
-    needed = {"data": "a folder that slipstream-prepare wrote", "memory": "bytes, for example 8GB"}
+    needed = {"data": "a folder that slipstream-prepare wrote", "memory": "a size, for example 8GB"}
     for name, allowed in needed.items():
         if values[name] is None:
             raise UsageError(f"Missing flag --{name}. Expected {allowed}; see --help.")

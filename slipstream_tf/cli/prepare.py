@@ -153,9 +153,10 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
         try:
             statistics = prepare(source, files, folder, options, bars.show)
         except OtherPreparation as error:
+            reason = str(error).removeprefix(f"{folder}: ")
             raise UsageError(
-                f"Invalid flag --output={folder}: {error}. Expected a new folder, or the files and "
-                "flags of the earlier preparation. Pass --overwrite to replace an earlier "
+                f"Invalid flag --output={folder}: {reason}. Expected a new folder, or the files "
+                "and flags of the earlier preparation. Pass --overwrite to replace an earlier "
                 "preparation."
             ) from None
         except BadLineError as error:

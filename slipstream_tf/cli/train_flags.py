@@ -168,8 +168,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("max_examples", Integer(1),
              "maximum number of examples over all epochs and ranks"),
         Flag("output", Text(), "folder for metrics.json; without it, results are only printed"),
-        Flag("export", Text(), "folder for a SavedModel of the trained model, which can be loaded "
-             "with TensorFlow alone"),
+        Flag("export", Text(), "folder for a SavedModel of the trained model, which TensorFlow can "
+             "load without slipstream_tf"),
         Flag("tensorboard", Text(),
              "folder for TensorBoard logs: curves and histograms of the windows",
              needs=(WINDOWS,)),
@@ -230,8 +230,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("early_stopping", Integer(0), "number of consecutive evaluations of the validation "
              "part without a higher AUC after which training stops and the best weights and rows "
              "are restored; 0 disables early stopping", 0),
-        Flag("plateau_factor", Number(0, 1, open_minimum=True), "factor by which the learning "
-             "rates are multiplied after an evaluation without a higher AUC; 1 keeps them constant",
+        Flag("plateau_factor", Number(0, 1, open_minimum=True), "factor of the learning rates "
+             "after each evaluation without a higher AUC; 1 keeps the learning rates constant",
              1.0, needs=(STOPPING,)),
         Flag("seed", Integer(0, (1 << 31) - 1), "seed of rows, layers, data order and sampling", 0),
         Flag("precision", Choice(("float32", "mixed_bfloat16")), "dtype policy of the dense "
@@ -267,11 +267,11 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("skip_fraction", Number(0, 1, True), "fraction of examples to skip (row_drift: of "
              "hot examples)", None, "0.5; row_drift 0.3", (EXAMPLES,)),
         Flag("pilot", Choice(("fm", "linear", "label", "model")), "pilot model that predicts "
-             "losses: a factorization machine (fm) or a linear model of the keys, the label alone "
+             "losses: a factorization machine (fm) or a linear model of the keys, only the label "
              "(uniform negative sampling), or the forward pass of the trained model", None, "fm",
              (PREDICTED_LOSS,)),
         Flag("skip_keep_rate", Number(0, 0.999), "fraction of the skippable examples that is "
-             "trained nevertheless, with weight 1 / skip_keep_rate; 0 skips all of them", None, "0",
+             "trained nevertheless, with weight 1 / skip_keep_rate; 0 disables it", None, "0",
              (EXAMPLES, BY_KEYS)),
         Flag("skip_alpha", Number(0, 1, True), "minimum fraction of saturated keys among the "
              "lookups of an example that is skipped", 1.0, needs=(EXAMPLES, BY_KEYS)),

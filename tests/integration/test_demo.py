@@ -154,6 +154,6 @@ def test_verdict_follows_from_the_numbers() -> None:
     assert "does not improve" not in behind
     nothing = _records(plain=0.7, predicted=0.7, uniform=0.7, random=0.7, stop=0.7)
     nothing["predicted"]["examples"] = {"seen": 1000, "trained": 1000, "skipped": 0}
-    assert "Nothing was skipped" in demo.verdict(nothing)
+    assert "No example was skipped" in demo.verdict(nothing)
     nothing["stop"]["test"]["auc"] = None
     assert "no AUC to compare" in demo.verdict(nothing)
