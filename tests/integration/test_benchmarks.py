@@ -469,9 +469,9 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (("--schedule=fae", "--policies=skip_examples"), "no --policies and --control=none"),
+        (("--schedule=fae", "--policies=skip_examples"), "without --policies and without --control"),
         (("--window_steps=5",), "or --watch"),
-        (("--watch", "--dry_run"), "no --policies"),
+        (("--watch", "--dry_run"), "without --policies"),
         (("--schedule=fae", "--hot_set_memory=0"), "bytes above 0"),
         (("--schedule=hotline", "--early_stopping=2"), "--early_stopping with --schedule=hotline"),
     ],
