@@ -210,20 +210,20 @@ def tables_of(found: Mapping[Side, Sequence[float]], batch: int) -> dict[str, An
     ]
     rates = [[1e3 * batch / ms for ms in runs] for runs in found.values()]
     return {
-        "Times as many inputs per second": [
+        "Ratio of examples per second": [
             summary.column("slipstream_tf", [ours.label for ours, _ in compared]),
-            summary.column("beside", [theirs.label for _, theirs in compared]),
+            summary.column("compared with", [theirs.label for _, theirs in compared]),
             summary.column("ratio", list(compared.values()), "{:.2f}", "median each"),
         ],
         "Libraries": [
             summary.column("library", [side.label for side in found]),
-            summary.column("inputs/s", rates, "{:,.0f}", "median"),
+            summary.column("examples/s", rates, "{:,.0f}", "median"),
             summary.column("ms a step", list(map(list, found.values())), "{:.2f}", "median each"),
         ],
         "Parts of a step": [
             summary.column("library", [side.label for side in parts]),
-            summary.column("ms of its layers", alone, "{:.2f}", "median each"),
-            summary.column("ms of its tables", tables, "{:.2f}", "median each"),
+            summary.column("ms in dense layers", alone, "{:.2f}", "median each"),
+            summary.column("ms in tables", tables, "{:.2f}", "median each"),
         ],
     }
 

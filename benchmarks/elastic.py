@@ -204,17 +204,17 @@ def tables_of(
     ways = [way for way in ends if ends[way]]
     examples = [[ended["examples"] for ended in ends[way]] for way in ways]
     return {
-        "Seconds until training goes on": [
+        "Seconds until training continues": [
             summary.column("event", kinds),
             summary.column("events", [len(took[kind]) for kind in kinds], "{:d}"),
             summary.column("median", [statistics.median(took[kind]) for kind in kinds], "{:.1f}"),
             summary.column("longest", [max(took[kind]) for kind in kinds], "{:.1f}"),
         ],
-        "How the jobs ended": [
+        "Results of the jobs": [
             summary.column("tables", ways),
             summary.column("jobs", [len(ends[way]) for way in ways], "{:d}"),
             summary.column(
-                "lost, of a million",
+                "lost per million examples",
                 [[1e6 * e["lost"] / e["seen"] for e in found] for found in examples],
                 "{:.0f}",
                 "median each",

@@ -9,7 +9,7 @@ and ratios are computed within a turn.
     python benchmarks/embedding_step.py --peers=fit,build,build_fit --other_build=FOLDER
 
 Memory bandwidth is the limit: `copy` moves as many bytes as a step must (see
-embedding_peers/copying.py), and `RULE_share_of_copy` is the fraction of its speed that our ops
+embedding_peers/copying.py), and `RULE_fraction_of_copy` is the fraction of its speed that our ops
 reach.
 """
 
@@ -119,7 +119,7 @@ def table_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[dict[st
     return [
         summary.column("rule", [rule for rule, _ in names]),
         summary.column("library", labels),
-        summary.column("times as long as our ops", ratios, "{:.2f}", "median each"),
+        summary.column("time / our ops", ratios, "{:.2f}", "median each"),
         summary.column("ms a step", every, "{:.2f}", "median each"),
     ]
 
@@ -146,7 +146,7 @@ def claims_of(dim: int, found: Mapping[str, Mapping[str, Sequence[float]]]) -> d
     for rule, by_name in found.items():
         if "copy" in by_name:
             shares = times_as_long(by_name, "copy")
-            name = f"{_short(rule)}_share_of_copy_d{dim}"
+            name = f"{_short(rule)}_fraction_of_copy_d{dim}"
             claims[name] = summary.claim(shares, SHARES.get(dim), "higher")
         if "alone" in by_name:
             ratios = [1 / ratio for ratio in times_as_long(by_name, "alone")]

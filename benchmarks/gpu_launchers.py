@@ -270,7 +270,7 @@ def launcher_table(records: Sequence[Mapping[str, Any]]) -> list[Any]:
         pages.column("input", [record["shape"] for record in records]),
         pages.column("MB counted", [record["bytes"] / 1e6 for record in records], "{:,.0f}"),
         pages.column("of", [record["counted"] for record in records]),
-        pages.column("of the copy", shares, "{:.0%}", "median each"),
+        pages.column("fraction of copy", shares, "{:.0%}", "median each"),
         pages.column(f"{TARGET:.0%}?", reached),
         pages.column("GB/s", rates("seconds"), "{:,.0f}"),
         pages.column("copy GB/s", rates("copy_seconds"), "{:,.0f}"),
@@ -310,7 +310,7 @@ def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict
     for record in cases.launchers:
         fraction = statistics.median(ratios(record["copy_seconds"], record["seconds"]))
         if record["has_target"]:
-            shares.setdefault(f"{slug(record['name'])}_share_of_copy", []).append(fraction)
+            shares.setdefault(f"{slug(record['name'])}_fraction_of_copy", []).append(fraction)
     for name, values in shares.items():
         claims[name] = pages.claim(values, TARGET, "higher", min)
     return claims
@@ -340,10 +340,10 @@ def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], 
             pages.column("error", [record["error"] for record in cases.failures]),
         ]
     if cases.launchers:
-        tables["Launchers beside a copy"] = launcher_table(cases.launchers)
+        tables["Launchers compared with a copy"] = launcher_table(cases.launchers)
     if device:
         values = [str(value) for value in device.values()]
-        tables["GPU"] = [pages.column("what", list(device)), pages.column("value", values)]
+        tables["GPU"] = [pages.column("property", list(device)), pages.column("value", values)]
     gpu = device.get("name", "unknown GPU")
     versions = {"CUDA": device.get("cuda_runtime", "unknown"), "nvcc": version_of(nvcc),
                 "driver": (ask_smi("driver_version") or ["unknown"])[0],

@@ -380,7 +380,7 @@ def claims_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
     """Returns the claims for the largest size and for the slowest step."""
     enough = [size.resident_beyond_payload for size in sizes if size.keys >= _ENOUGH_KEYS]
     claims = {
-        f"{op}_times_as_long": summary.claim(sizes[-1].ratios[op], MAX_TIMES_AS_LONG) for op in _OPS
+        f"{op}_time_ratio": summary.claim(sizes[-1].ratios[op], MAX_TIMES_AS_LONG) for op in _OPS
     }
     last = [sizes[-1].resident_beyond_payload]
     claims["bytes_beyond_payload"] = summary.claim(last, MAX_BYTES)
@@ -408,15 +408,15 @@ def tables_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
             summary.column("keys", [size.keys for size, _ in cells], "{:,}"),
             summary.column("op", [_OPS[op] for _, op in cells]),
             summary.column(
-                "times as long", [size.ratios[op] for size, op in cells], "{:.2f}", "median each"
+                "time ratio", [size.ratios[op] for size, op in cells], "{:.2f}", "median each"
             ),
             summary.column("ns", [size.nanoseconds[op] for size, op in cells], "{:.1f}", "median"),
         ],
-        "Bytes a row beyond the payload": [
+        "Bytes per row beyond the payload": [
             summary.column("keys", [size.keys for size in sizes], "{:,}"),
             summary.column("resident", [s.resident_beyond_payload for s in sizes], "{:.1f}"),
-            summary.column("asked for", [s.allocated_beyond_payload for s in sizes], "{:.1f}"),
-            summary.column("load of the index", [size.load for size in sizes], "{:.3f}"),
+            summary.column("allocated", [s.allocated_beyond_payload for s in sizes], "{:.1f}"),
+            summary.column("index load", [size.load for size in sizes], "{:.3f}"),
         ],
     }
     steps = [
@@ -436,7 +436,7 @@ def tables_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
             summary.column("steps", [len(ms) for *_, ms in steps], "{:,}"),
             summary.column("median ms", [np.median(ms) for *_, ms in steps], "{:.2f}"),
             summary.column("p99", [np.percentile(ms, 99) for *_, ms in steps], "{:.2f}"),
-            summary.column("most", [ms.max() for *_, ms in steps], "{:.2f}"),
+            summary.column("maximum", [ms.max() for *_, ms in steps], "{:.2f}"),
             *(
                 summary.column(name, list(map(int, column)), "{:,}")
                 for name, column in zip(names, counts.T, strict=True)

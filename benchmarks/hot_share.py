@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
         summary.column("data", names),
         summary.column("accesses", accesses, "{:,}"),
         summary.column("rows of 16, MB", sizes, "{:,.1f}"),
-        summary.column("the hottest 500 MB serve", hot, "{:.1f}%"),
+        summary.column("served by the hottest 500 MB", hot, "{:.1f}%"),
         *(
             summary.column(f"{fraction}% of the rows", values, "{:.1f}%")
             for fraction, values in shares.items()

@@ -114,14 +114,16 @@ def measure(source: str, path: str) -> list[dict[str, Any]]:
         results.append(
             {
                 "source": source,
-                "way": way,
-                "share of time waiting": list(waits.sum(axis=1) / times.sum(axis=1)),
+                "variant": way,
+                "fraction of time waiting": list(waits.sum(axis=1) / times.sum(axis=1)),
                 **{
-                    f"a wait, {name} ms": float(np.quantile(waits, fraction))
+                    f"wait ms, {name}": float(np.quantile(waits, fraction))
                     for fraction, name in _QUANTILES.items()
                 },
                 "ms a step": list(times.mean(axis=1)),
-                "inputs skipped": sum(r.examples_skipped for r in reports) / seen if seen else 0.0,
+                "examples skipped": sum(r.examples_skipped for r in reports) / seen
+                if seen
+                else 0.0,
             }
         )
     return results
@@ -129,14 +131,16 @@ def measure(source: str, path: str) -> list[dict[str, Any]]:
 
 def results_of(results: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
     """Returns the columns and the claims."""
-    forms = {"source": "{}", "way": "{}", "share of time waiting": "{:.1%}",
-             "ms a step": "{:.1f}", "inputs skipped": "{:.1%}"}  # fmt: skip
+    forms = {"source": "{}", "variant": "{}", "fraction of time waiting": "{:.1%}",
+             "ms a step": "{:.1f}", "examples skipped": "{:.1%}"}  # fmt: skip
     columns = [
         summary.column(name, [r[name] for r in results], forms.get(name, "{:.2f}"), "median each")
         for name in results[0]
     ]
     claims = {
-        f"{r['source']}_{r['way'].replace(' ', '_')}": summary.claim(r["share of time waiting"])
+        f"{r['source']}_{r['variant'].replace(' ', '_')}": summary.claim(
+            r["fraction of time waiting"]
+        )
         for r in results
     }
     return {"": columns}, claims

@@ -127,7 +127,7 @@ def table_of(figures: Figures) -> list[dict[str, Any]]:
         summary.column("run", list(figures)),
         of("AUC", "auc", "{:.4f}"), of("AUC - plain", "auc_difference", "{:+.4f}", "mean each"),
         of("log loss", "log_loss", "{:.4f}"), of("calibration", "calibration", "{:.3f}"),
-        of("inputs", "inputs_share", "{:.1%}"), of("rows sent / plain", "rows_share", "{:.1%}"),
+        of("examples", "inputs_share", "{:.1%}"), of("rows sent / plain", "rows_share", "{:.1%}"),
         of("seconds", "seconds", "{:.1f}"),
     ]  # fmt: skip
 

@@ -107,7 +107,9 @@ def main(arguments: Sequence[str]) -> None:
     shares = [[b / a for a, b in zip(sent, hidden, strict=True)] for sent, hidden, _ in each]
     columns = [
         summary.column("schedule", list(rows)),
-        summary.column("ms under way", [list(sent) for sent, _, _ in each], "{:.1f}", "median"),
+        summary.column(
+            "ms of communication", [list(sent) for sent, _, _ in each], "{:.1f}", "median"
+        ),
         summary.column("hidden", shares, "{:.0%}", "median each"),
         summary.column("ms not hidden", waits, "{:.1f}", "median each"),
         summary.column("ms computed", [list(own) for _, _, own in each], "{:.1f}", "median"),

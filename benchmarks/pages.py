@@ -123,7 +123,7 @@ def draw(summary: Mapping[str, Any]) -> str:
             column("claim", list(claims)), column("value", [_short(c["value"]) for c in each]),
             column("target", [_short(c["target"], c["better"]) for c in each]),
             column("reached", [reached(c) for c in each]), column("n", [c["n"] for c in each]),
-            column("least to largest", [_range(c["interval"]) for c in each]),
+            column("range", [_range(c["interval"]) for c in each]),
         )  # fmt: skip
     for name, part in summary["parts"].items():
         made = [f"Commit {part['commit']}", part["date"], part["machine"]]

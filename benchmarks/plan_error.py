@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> None:
         "memory": [p["memory_bytes"] / r["memory_bytes"] for p, r in zip(plans, runs, strict=True)],
     }
     columns = [
-        summary.column("memory, of what all rows need", [f"{s}%" for s in _SHARES.value]),
+        summary.column("memory / bytes of all rows", [f"{s}%" for s in _SHARES.value]),
         summary.column("ms a step, planned", planned, "{:.1f}"),
         summary.column("ms a step", [r["step_ms"] for r in runs], "{:.1f}"),
         summary.column("reads a step, planned", [p["step"]["misses"] for p in plans], "{:,.0f}"),

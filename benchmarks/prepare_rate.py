@@ -95,7 +95,7 @@ def results_of(runs: Sequence[dict[str, tuple[float, float]]]) -> tuple[Any, Any
     phases = list(runs[0])
     walls, processors = ([[run[phase][i] for run in runs] for phase in phases] for i in (0, 1))
     columns = [
-        summary.column("until the end of", phases),
+        summary.column("up to the end of", phases),
         summary.column("lines/s", walls, "{:,.0f}", "median each"),
         summary.column("lines per second of a processor", processors, "{:,.0f}", "median each"),
     ]

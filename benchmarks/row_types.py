@@ -62,11 +62,11 @@ def differences(name: str, seeds: Sequence[int]) -> None:
         summary.column("rows, slots", [reported(KINDS[kind]) for kind in KINDS]),
         summary.column("test AUC", list(aucs.values()), "{:.4f}", "mean of all seeds"),
         summary.column(
-            "AUC less", [None, *lost.values()], "{:+.5f}", "mean of all seeds, each beside float32"
+            "AUC loss", [None, *lost.values()], "{:+.5f}", "mean of all seeds, each beside float32"
         ),
     ]
     claims = {
-        f"{name}_{kind}_auc_less_at_most": summary.claim(found, MAX_LOST, "lower", max_lost)
+        f"{name}_{kind}_max_auc_loss": summary.claim(found, MAX_LOST, "lower", max_lost)
         for kind, found in lost.items()
     }
     print(summary.write("row_types", f"AUC, {name}", {"": columns}, claims), flush=True)
@@ -112,7 +112,7 @@ def steps(tables: int, rows: int, dim: int, maximum: float) -> None:
             [storage.row_bytes(dim, slots) for storage in KINDS.values()],
         ),
         summary.column(
-            "times as long as float32",
+            "time / float32",
             [None, *(ratios[kind] for kind in list(KINDS)[1:])],
             "{:.2f}",
             "median each",

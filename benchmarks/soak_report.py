@@ -176,9 +176,9 @@ def results_of(found: Mapping[str, Any], flat_mib_per_hour: float) -> tuple[Any,
     }  # fmt: skip
     names = [name for name in found if name not in targets and name != "verdicts"]
     columns = [
-        summary.column("what", [name.replace("_", " ") for name in names]),
+        summary.column("measurement", [name.replace("_", " ") for name in names]),
         summary.column(
-            "value, or least, mean and most", [found[name] for name in names], "{:,.4g}"
+            "value, or minimum, mean and maximum", [found[name] for name in names], "{:,.4g}"
         ),
     ]
     return {"": columns}, {name: summary.claim([found[name]], t) for name, t in targets.items()}

@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> None:
         summary.column("minute", found[at, 0].tolist(), "{:.0f}"),
         summary.column("MiB resident", found[at, 1].tolist(), "{:,.0f}"),
         summary.column("million rows", found[at, 4].tolist(), "{:.2f}"),
-        summary.column("bytes on disk over their rows'", found[at, 2].tolist(), "{:.2f}"),
+        summary.column("disk bytes / row bytes", found[at, 2].tolist(), "{:.2f}"),
         summary.column("GB of two checkpoints", found[at, 3].tolist(), "{:.2f}"),
         summary.column("open files", found[at, 5].tolist(), "{:.0f}"),
     ]

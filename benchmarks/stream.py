@@ -258,7 +258,7 @@ def results_of(
         of("AUC", "auc", "{:.4f}"),
         summary.column("AUC - plain", differences, "{:+.4f}", "mean each"),
         of("log loss", "log_loss", "{:.4f}"),
-        of("inputs", "examples_trained", "{:.1%}", True),
+        of("examples", "examples_trained", "{:.1%}", True),
         of("rows sent / plain", "rows_sent", "{:.1%}", True),
     ]
     claims = {

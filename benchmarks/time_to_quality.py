@@ -316,10 +316,10 @@ def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
         ends = [[r["evaluations"][-1][measure] for r in of_seeds] for of_seeds in records]
         taken.append(summary.column(measure.replace("_", " "), ends, form, "at the end"))
     all_seconds = [[r["evaluations"][-1]["seconds"] for r in of_seeds] for of_seeds in records]
-    taken.append(summary.column("s in all", all_seconds, "{:.1f}", "median each"))
+    taken.append(summary.column("total s", all_seconds, "{:.1f}", "median each"))
     ran = {n: theirs for n, (theirs, _) in ASKED.items() if any(one in kept for one in theirs)}
     times = [
-        summary.column("beside", list(ran)),
+        summary.column("compared with", list(ran)),
         *(
             summary.column(
                 SYSTEMS[ours].label,
@@ -331,7 +331,7 @@ def tables_of(kept: Kept, levels: Sequence[float]) -> dict[str, Any]:
             if ours in kept
         ),
     ]
-    return {"": taken, f"Times as long to {levels[-1]:.4f}": times}
+    return {"": taken, f"Ratio of seconds to AUC {levels[-1]:.4f}": times}
 
 
 def claims_of(kept: Kept, level: float) -> dict[str, Any]:

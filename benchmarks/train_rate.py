@@ -171,10 +171,10 @@ def main(arguments: Sequence[str]) -> None:
     rates = [*([one[way] for one in bare] for way in bare[0]), trained]
     tables = {
         "": [
-            summary.column("way", ways),
+            summary.column("variant", ways),
             summary.column("examples/s", rates, "{:,.0f}", "median each"),
             summary.column(
-                "slipstream-train's share", [*shares.values(), None], "{:.3f}", "median each"
+                "slipstream-train / variant", [*shares.values(), None], "{:.3f}", "median each"
             ),
         ],
         "Seconds of slipstream-train": [
@@ -186,8 +186,8 @@ def main(arguments: Sequence[str]) -> None:
     }
     name = _DATA.value.partition(":")[0].rpartition("/")[2]
     claims = {
-        f"{name}_share_of_bare_steps": summary.claim(shares[_BARE_WAY], _LEAST, "higher"),
-        f"{name}_share_of_fit": summary.claim(shares[_FIT_WAY], None, "higher"),
+        f"{name}_fraction_of_bare_steps": summary.claim(shares[_BARE_WAY], _LEAST, "higher"),
+        f"{name}_fraction_of_fit": summary.claim(shares[_FIT_WAY], None, "higher"),
     }
     part = f"{_DATA.value}, {_EXAMPLES.value:,} examples"
     print(summary.write("train_rate", part, tables, claims))

@@ -246,16 +246,16 @@ def tables_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "Time of a step": [
             *ways, *times, of("watched / plain", "ratios", "{:.3f}", "median each"),
             of("± of all windows", "standard_error", "{:.3f}"),
-            of("of processors", "processor_ratios", "{:.3f}", "median"),
-            of("without windows' ends", "ratios_without_ends", "{:.3f}", "median"),
-            of("a window's end, ms", "window_end_milliseconds", "{:.0f}"),
+            of("of processor time", "processor_ratios", "{:.3f}", "median"),
+            of("without window ends", "ratios_without_ends", "{:.3f}", "median"),
+            of("window end, ms", "window_end_milliseconds", "{:.0f}"),
         ],
         "Memory, MiB": [
             *ways, of("hot keys", "hot_keys", "{:,}"),
             of("snapshots", "snapshot_bytes", "{:.1f}", "", 2**20),
-            of("budget", "snapshot_budget_bytes", "{:.1f}", "", 2**20),
+            of("snapshot budget", "snapshot_budget_bytes", "{:.1f}", "", 2**20),
             of("deferred gradients", "held_bytes", "{:.1f}", "", 2**20),
-            of("their budget", "held_budget_bytes", "{:.1f}", "", 2**20),
+            of("deferral budget", "held_budget_bytes", "{:.1f}", "", 2**20),
             of("process", "process_bytes", "{:.0f}", "", 2**20),
         ],
     }  # fmt: skip
@@ -276,7 +276,7 @@ def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             result[f"{what}_bytes"] / result[f"{what}_budget_bytes"]
             for what in ("snapshot", "held")
         ]
-        claims[f"{name}_share_of_budget"] = summary.claim([max(shares)], 1.0)
+        claims[f"{name}_fraction_of_budget"] = summary.claim([max(shares)], 1.0)
     return claims
 
 

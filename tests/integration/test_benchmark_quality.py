@@ -37,7 +37,7 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
         "Keras Embedding layers",
     ]
     for row in rows:
-        assert 0.5 < row["auc"][0] < 1.0 and row["s in all"][0] > 0
+        assert 0.5 < row["auc"][0] < 1.0 and row["total s"][0] > 0
     (ours, _, hotline, keras) = (
         json.loads((tmp_path / f"runs/criteo-40000/runs/{name}/seed_0/metrics.json").read_text())
         for name in systems

@@ -41,7 +41,7 @@ def test_stream_compares_predictions_made_before_training(
     assert done.returncode == 0, done.stderr
     plain, inputs, mask = rows_of(tmp_path, "stream")
     assert [run["run"] for run in (plain, inputs, mask)] == ["plain", "inputs", "mask"]
-    assert plain["inputs"] == mask["inputs"] == [1] and inputs["inputs"][0] < 1
+    assert plain["examples"] == mask["examples"] == [1] and inputs["examples"][0] < 1
     assert plain["rows sent / plain"] == [1] and mask["rows sent / plain"][0] < 1
     reported = json.loads((tmp_path / "runs/globo_1/seed0/inputs/metrics.json").read_text())
     assert reported["examples_trained"] < reported["inputs_predicted"] == 5400

@@ -41,9 +41,9 @@ def test_withholding_compares_runs_and_does_not_repeat_them(
     runs = {run.pop("run"): run for run in rows_of(output, "mask_and_defer")}
     assert list(runs) == ["plain", "plain_rows", "plain_rows_4", "paper", "defer_0.01_4"]
     plain, rows, _, paper, defer = runs.values()
-    assert plain["inputs"] == rows["inputs"] == [1] and plain["rows sent / plain"] is None
+    assert plain["examples"] == rows["examples"] == [1] and plain["rows sent / plain"] is None
     assert rows["AUC"] == plain["AUC"] and rows["rows sent / plain"] == [1]
-    assert paper["inputs"][0] < 1.0 and 0.0 < paper["rows sent / plain"][0] < 1.0
+    assert paper["examples"][0] < 1.0 and 0.0 < paper["rows sent / plain"][0] < 1.0
     difference = paper["AUC"][0] - plain["AUC"][0]
     assert paper["AUC - plain"] == [pytest.approx(difference, abs=3e-6)]
     claim = claims_of(output, "mask_and_defer")["generated_paper_auc_minus_plain"]
@@ -112,12 +112,12 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
     for ratio, watched, plain in pairs:
         assert ratio == pytest.approx(watched / plain, rel=0.01)
     assert times["± of all windows"] > 0
-    assert 0 < memory["snapshots"] <= memory["budget"]
+    assert 0 < memory["snapshots"] <= memory["snapshot budget"]
     assert 0 <= memory["deferred gradients"] <= memory["their budget"]
     claims = claims_of(tmp_path, "watching_cost")
     claim = claims["mask_gradients_l2"]
     assert claim["target"] == 1.02 and claim["n"] == 2
-    assert claims["mask_gradients_l2_share_of_budget"]["value"] < 1
+    assert claims["mask_gradients_l2_fraction_of_budget"]["value"] < 1
     # Windows of 12 steps: the cost of a window's end is positive, and lower per step in longer
     # windows.
     whole, without = times["watched / plain"], times["without windows' ends"]
@@ -130,7 +130,7 @@ def test_the_programs_rate_is_that_of_its_examples(warm: list[str], tmp_path: Pa
     flags = ["--data=generated:2000:50:0.1", "--examples=4000", "--seconds=0.1"]
     done = run_benchmark("train_rate.py", *flags, f"--output={tmp_path}", warm=warm)
     assert done.returncode == 0, done.stderr
-    ways = {row["way"]: row for row in rows_of(tmp_path, "train_rate")}
+    ways = {row["variant"]: row for row in rows_of(tmp_path, "train_rate")}
     seconds = {
         row["phase"]: row["seconds"][0]
         for row in rows_of(tmp_path, "train_rate", "Seconds of slipstream-train")
@@ -139,7 +139,7 @@ def test_the_programs_rate_is_that_of_its_examples(warm: list[str], tmp_path: Pa
     assert rate == pytest.approx(4000 / seconds["whole process"], rel=0.01)
     assert len(ways["bare steps"]["examples/s"]) == 2
     fraction = rate / (sum(ways["bare steps"]["examples/s"]) / 2)
-    claim = claims_of(tmp_path, "train_rate")["generated_share_of_bare_steps"]
+    claim = claims_of(tmp_path, "train_rate")["generated_fraction_of_bare_steps"]
     assert claim["value"] == pytest.approx(fraction, rel=0.01) and claim["target"] == 0.9
 
 
@@ -149,17 +149,17 @@ def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
     flags = ["--lines=900", "--batch=32", "--steps=60", "--window=20", "--runs=2"]
     done = run_benchmark("input_waits.py", *flags, f"--output={tmp_path}", warm=warm)
     assert done.returncode == 0, done.stderr
-    results = {(row["source"], row["way"]): row for row in rows_of(tmp_path, "input_waits")}
+    results = {(row["source"], row["variant"]): row for row in rows_of(tmp_path, "input_waits")}
     ways = ("ahead", "at the pull", "ready")
     assert list(results) == [(source, way) for source in ("text", "prepared") for way in ways]
     for (_, way), result in results.items():
         assert len(result["fraction of time waiting"]) == len(result["ms a step"]) == 2
         assert all(0 < fraction < 1 for fraction in result["fraction of time waiting"])
-        assert result["a wait, median ms"] <= result["a wait, longest ms"]
-        assert result["inputs skipped"] == 0 or way != "ready"
+        assert result["wait ms, median"] <= result["wait ms, longest"]
+        assert result["examples skipped"] == 0 or way != "ready"
     # The skipped examples do not depend on when batches are prepared.
     for source in ("text", "prepared"):
-        ahead, pulled, _ = (results[source, way]["inputs skipped"] for way in ways)
+        ahead, pulled, _ = (results[source, way]["examples skipped"] for way in ways)
         assert ahead == pulled > 0
 
 
@@ -180,7 +180,7 @@ def test_embedding_step_lets_libraries_take_turns(
     assert done.returncode == 0, done.stderr
     claims = claims_of(tmp_path, "embedding_step")
     assert claims["adagrad_clip_norm_over_alone_d4"]["better"] == "lower"
-    assert claims["rowwise_adam_share_of_copy_d4"]["value"] > 0
+    assert claims["rowwise_adam_fraction_of_copy_d4"]["value"] > 0
     with pytest.raises(embedding_step.app.UsageError, match="--peers: 'torch'"):
         embedding_step.choose(["torch"], ["adagrad"])
 
@@ -200,11 +200,11 @@ def test_growth_measures_sizes_and_growing_steps(warm: list[str], tmp_path: Path
     flags = [*tiny, "--sizes=100,1000,2000000", "--max_keys=1000", "--new=1,0.5"]
     done = run_benchmark("growth.py", *flags, f"--output={tmp_path}", warm=warm)
     assert done.returncode == 0, done.stderr
-    sizes = rows_of(tmp_path, "growth", "Bytes a row beyond the payload")
+    sizes = rows_of(tmp_path, "growth", "Bytes per row beyond the payload")
     assert [size["keys"] for size in sizes] == [100, 1000]
-    assert all(0.0 < size["load of the index"] <= 0.8 for size in sizes)
+    assert all(0.0 < size["index load"] <= 0.8 for size in sizes)
     for row in rows_of(tmp_path, "growth", "Time per key"):
-        assert len(row["times as long"]) == 3 and min(row["ns"]) > 0
+        assert len(row["time ratio"]) == 3 and min(row["ns"]) > 0
     # 64 keys per step. All or half of them are new.
     steps = rows_of(tmp_path, "growth", "Steps while the table grows from empty")
     assert [row["steps"] for row in steps] == [16] * 3 + [32] * 3
@@ -366,8 +366,8 @@ def test_gpu_launchers_tell_shares_of_a_copy(
     done = on_a_fake_gpu(GPU_RECORDS)
     assert done.returncode == 0, done.stdout + done.stderr
     results = tmp_path / "results"
-    launchers = rows_of(results, "gpu_launchers", "Launchers beside a copy")
-    assert [row["of the copy"] for row in launchers] == [[1, 0.5, 0.5], [0.8], [0.25]]
+    launchers = rows_of(results, "gpu_launchers", "Launchers compared with a copy")
+    assert [row["fraction of copy"] for row in launchers] == [[1, 0.5, 0.5], [0.8], [0.25]]
     assert [row["80%?"] for row in launchers] == [False, True, None]
     tests = rows_of(results, "gpu_launchers", "GPU tests")
     assert {row["program"] for row in tests} >= {"drift_gpu_test", "row_compaction_gpu_test"}
@@ -376,8 +376,8 @@ def test_gpu_launchers_tell_shares_of_a_copy(
     values = {name: (claim["value"], claim["target"]) for name, claim in claims.items()}
     assert values == {
         "tests_not_passed": (0, 0), "sanitizer_errors": (0, 0), "failed_cases": (0, 0),
-        "drift_share_of_copy": (0.5, 0.8),
-        "mask_share_of_copy": (0.8, 0.8),
+        "drift_fraction_of_copy": (0.5, 0.8),
+        "mask_fraction_of_copy": (0.8, 0.8),
     }  # fmt: skip
     page = (results / "gpu_launchers.md").read_text()
     assert "nvcc release 13.0, V13.0.88" in page
@@ -421,7 +421,7 @@ def test_gpu_launchers_tell_what_is_wrong(
     assert summary["claims"][claim]["value"] == max(1, ending.get("errors", 0))
     (part,) = summary["parts"].values()
     # A failed case does not discard the results of the others.
-    assert "Launchers beside a copy" in part["tables"]
+    assert "Launchers compared with a copy" in part["tables"]
     assert ("Failed cases" in part["tables"]) == ("code" in ending)
 
 
@@ -463,7 +463,7 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
         assert again.returncode == 1 and not (tmp_path / "gpu_launchers.json").exists()
     else:
         assert again.returncode == 0, again.stdout + again.stderr
-        assert rows_of(tmp_path, "gpu_launchers", "Launchers beside a copy")
+        assert rows_of(tmp_path, "gpu_launchers", "Launchers compared with a copy")
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ def test_a_minute(report: ModuleType, tmp_path: Path) -> None:
     claims = claims_of(tmp_path / "soak", "soak")
     assert claims["hangs"]["value"] == 0 == claims["unexpected_ends"]["value"]
     assert all(report.summary.reached(claim) for claim in claims.values())
-    values = {row["what"]: row for row in rows_of(tmp_path / "soak", "soak")}
-    shown = {what: row["value, or least, mean and most"] for what, row in values.items()}
+    values = {row["measurement"]: row for row in rows_of(tmp_path / "soak", "soak")}
+    shown = {what: row["value, or minimum, mean and maximum"] for what, row in values.items()}
     assert shown["kills"] >= 1 and shown["last step"] > 20 and min(shown["rss mib"]) > 10
     assert (tmp_path / "soak" / "soak.png").stat().st_size > 1000
     # No rank is left.
