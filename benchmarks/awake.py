@@ -16,7 +16,9 @@ import sys
 from absl import flags
 
 _AWAKE = flags.DEFINE_boolean(
-    "awake", False, "Keep processors from being halted, of a virtual machine (Linux)."
+    "awake",
+    False,
+    "Keep the processors of a virtual machine awake with idle-priority processes (Linux).",
 )
 
 _SPIN = """

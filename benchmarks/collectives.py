@@ -26,13 +26,25 @@ import peers
 import summary
 from absl import app, flags
 
-_DENSE = flags.DEFINE_integer("dense", 56_000, "Bytes of the weights' gradients.", lower_bound=64)
-_KEYS = flags.DEFINE_integer("keys", 6_000, "Bytes of a rank's keys.", lower_bound=64)
-_VALUES = flags.DEFINE_integer("values", 48_000, "Bytes of their rows.", lower_bound=64)
-_LOOPS = flags.DEFINE_integer("loops", 100, "Steps of a round.", lower_bound=1)
-_ROUNDS = flags.DEFINE_integer("rounds", 9, "Rounds; medians are kept.", lower_bound=1)
-_FOLDER = flags.DEFINE_string("folder", "runs/peers", "Folder of the peers' environments.")
-_PEERS = flags.DEFINE_list("peers", ["gloo", "mpi"], "What is measured beside Horovod.")
+_DENSE = flags.DEFINE_integer(
+    "dense", 56_000, "Bytes of the dense gradients per step.", lower_bound=64
+)
+_KEYS = flags.DEFINE_integer(
+    "keys", 6_000, "Bytes of the keys that a rank sends per step.", lower_bound=64
+)
+_VALUES = flags.DEFINE_integer(
+    "values", 48_000, "Bytes of the embedding rows that a rank sends per step.", lower_bound=64
+)
+_LOOPS = flags.DEFINE_integer("loops", 100, "Number of steps per measured round.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 9, "Number of rounds. The results are medians over rounds.", lower_bound=1
+)
+_FOLDER = flags.DEFINE_string(
+    "folder", "runs/peers", "Folder of the Python environments of the other libraries."
+)
+_PEERS = flags.DEFINE_list(
+    "peers", ["gloo", "mpi"], "Libraries to measure in addition to Horovod: gloo, mpi."
+)
 
 _RANKS = 2
 # Heading -> (whether threads are set up as in `init`, cycle time in ms, controller).

@@ -26,35 +26,60 @@ import summary
 from absl import app, flags
 from peers import Peer, Worker
 
-_RUNS = flags.DEFINE_integer("runs", 7, "Turns.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 50, "Steps of a turn.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
-_THREADS = flags.DEFINE_integer("threads", 2, "Threads of each library.", lower_bound=1)
-_CARDINALITIES = flags.DEFINE_list(
-    "cardinalities", ["100000"], "Rows of each of the --tables tables, or one number for all."
+_RUNS = flags.DEFINE_integer(
+    "runs", 7, "Number of turns. In each turn, every variant runs --steps steps.", lower_bound=1
 )
-_TABLES = flags.DEFINE_integer("tables", 26, "Tables.", lower_bound=1)
-_DIM = flags.DEFINE_integer("dim", 16, "Values of a row.", lower_bound=1)
-_BOTTOM = flags.DEFINE_list("bottom", ["512", "256", "64"], "Bottom MLP, before --dim.")
-_TOP = flags.DEFINE_list("top", ["512", "256"], "Top MLP, before the logit.")
+_STEPS = flags.DEFINE_integer("steps", 50, "Number of steps per turn.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Examples per batch.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", 2, "Number of threads of each library.", lower_bound=1)
+_CARDINALITIES = flags.DEFINE_list(
+    "cardinalities",
+    ["100000"],
+    "Rows per table: one number for all tables, or one for each of the --tables tables.",
+)
+_TABLES = flags.DEFINE_integer("tables", 26, "Number of embedding tables.", lower_bound=1)
+_DIM = flags.DEFINE_integer("dim", 16, "Values per embedding row.", lower_bound=1)
+_BOTTOM = flags.DEFINE_list(
+    "bottom",
+    ["512", "256", "64"],
+    "Layer sizes of the bottom MLP without the last layer of size --dim.",
+)
+_TOP = flags.DEFINE_list("top", ["512", "256"], "Layer sizes of the top MLP without the logit.")
 _DENSE_OPTIMIZER = flags.DEFINE_enum(
-    "dense_optimizer", "adagrad", ["adagrad", "sgd"], "Of the MLPs, on all sides."
+    "dense_optimizer", "adagrad", ["adagrad", "sgd"], "Optimizer of the MLPs in all variants."
 )
 _WAYS = flags.DEFINE_list(
     "ways",
     ["step", "fit", "collected", "clipped", "torch", "compiled", "layers", "compiled_layers"],
-    "What takes turns.",
+    "Variants to measure in turns.",
 )
-_DTYPES = flags.DEFINE_list("dtypes", ["float32", "mixed_bfloat16"], "Of the MLPs and dots.")
-_CHECKED = flags.DEFINE_integer("checked", 4, "Turns after which losses agree.", lower_bound=1)
+_DTYPES = flags.DEFINE_list(
+    "dtypes", ["float32", "mixed_bfloat16"], "Compute dtypes of the MLPs and the dot interaction."
+)
+_CHECKED = flags.DEFINE_integer(
+    "checked",
+    4,
+    "Number of turns after which the losses of all variants are compared.",
+    lower_bound=1,
+)
 _QUALITY = flags.DEFINE_bool(
-    "quality", False, "Instead: AUC on --data of slipstream-train in both dtypes."
+    "quality",
+    False,
+    "Measure the test AUC in float32 and bfloat16 with slipstream-train instead of the step time.",
 )
-_DATA = flags.DEFINE_string("data", None, "With --quality: its --data; none: globo.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "With --quality.")
-_RECORDS = flags.DEFINE_string("records", "runs/dlrm_quality", "With --quality: of its runs.")
-_EXTRA = flags.DEFINE_multi_string("train_flag", [], "With --quality: name=value for all runs.")
-_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the peers' Pythons.")
+_DATA = flags.DEFINE_string(
+    "data", None, "With --quality: value of --data of slipstream-train. The default is globo."
+)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "With --quality: seeds of the runs.")
+_RECORDS = flags.DEFINE_string(
+    "records", "runs/dlrm_quality", "With --quality: folder of the run records."
+)
+_EXTRA = flags.DEFINE_multi_string(
+    "train_flag", [], "With --quality: flag name=value of slipstream-train for all runs."
+)
+_ENVIRONMENTS = flags.DEFINE_string(
+    "environments", "runs/peers", "Folder of the Python environments of the other libraries."
+)
 
 _NUMBERS, _ZIPF, _SEED = 13, 1.05, 0
 _ROWS_RATE, _DENSE_RATE = 0.01, 0.01

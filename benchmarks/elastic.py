@@ -37,14 +37,35 @@ from absl import app, flags
 
 from slipstream_tf.telemetry.run_record import write_json
 
-_PART = flags.DEFINE_enum("part", "cost", ["cost", "events"], "What is measured.")
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Runs, of the cost.", lower_bound=1)
-_COST_DATA = flags.DEFINE_string("data", "generated:4800000:100000:0.25", "Of the cost.")
-_SEQUENCES = flags.DEFINE_integer("sequences", 20, "Jobs.", lower_bound=1)
-_EVENTS = flags.DEFINE_integer("events", 4, "Of each job.", lower_bound=1)
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of undisturbed jobs.")
-_EXAMPLES = flags.DEFINE_integer("examples_of_events", 2_600_000, "Of each job.", lower_bound=1)
-_RECORDS = flags.DEFINE_string("records", "runs/elastic", "Folder of jobs that have ended.")
+_PART = flags.DEFINE_enum(
+    "part",
+    "cost",
+    ["cost", "events"],
+    "Measurement: cost of elastic training, or recovery after events.",
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 3, "With --part=cost: number of runs per placement.", lower_bound=1
+)
+_COST_DATA = flags.DEFINE_string(
+    "data",
+    "generated:4800000:100000:0.25",
+    "With --part=cost: value of --data of slipstream-train.",
+)
+_SEQUENCES = flags.DEFINE_integer(
+    "sequences", 20, "With --part=events: number of jobs.", lower_bound=1
+)
+_EVENTS = flags.DEFINE_integer(
+    "events", 4, "With --part=events: number of events per job.", lower_bound=1
+)
+_SEEDS = flags.DEFINE_list(
+    "seeds", ["0", "1", "2"], "With --part=events: seeds of the undisturbed jobs."
+)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples_of_events", 2_600_000, "With --part=events: training examples per job.", lower_bound=1
+)
+_RECORDS = flags.DEFINE_string(
+    "records", "runs/elastic", "Folder of the records of finished jobs, which are not repeated."
+)
 # Numbers of ranks of undisturbed jobs: the initial and the maximum number of a disturbed job.
 _RANKS = (2, 4)
 # Number of steps over which the cost of a checkpoint is measured.

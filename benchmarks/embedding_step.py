@@ -33,18 +33,26 @@ from slipstream_tf import optimizers
 sys.path.append(str(Path(__file__).parent / "embedding_peers"))
 import rules
 
-_RUNS = flags.DEFINE_integer("runs", 7, "Turns of each comparison.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 50, "Steps of a turn.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
-_THREADS = flags.DEFINE_integer("threads", 2, "Threads of each library.", lower_bound=1)
+_RUNS = flags.DEFINE_integer(
+    "runs", 7, "Number of turns. In each turn, every library runs --steps steps.", lower_bound=1
+)
+_STEPS = flags.DEFINE_integer("steps", 50, "Number of steps per turn.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Examples per batch.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", 2, "Number of threads of each library.", lower_bound=1)
 _SHAPES = flags.DEFINE_list(
-    "shapes", ["26x100000x16", "8x1000000x64"], "Tables x rows of a table x values of a row."
+    "shapes",
+    ["26x100000x16", "8x1000000x64"],
+    "Shapes to measure: number of tables x rows per table x values per row.",
 )
-_RULES = flags.DEFINE_list("rules", list(rules.RULES), "Update rules.")
+_RULES = flags.DEFINE_list("rules", list(rules.RULES), "Update rules to measure.")
 _PEERS = flags.DEFINE_list(
-    "peers", ["fit", "alone", "copy", "fbgemm", "tfra", "keras"], "Measured beside the ops."
+    "peers",
+    ["fit", "alone", "copy", "fbgemm", "tfra", "keras"],
+    "Libraries to compare with the ops of slipstream_tf.",
 )
-_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the peers' Pythons.")
+_ENVIRONMENTS = flags.DEFINE_string(
+    "environments", "runs/peers", "Folder of the Python environments of the other libraries."
+)
 
 _ZIPF = 1.05
 _RATE = 0.01

@@ -62,20 +62,38 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("--output", default="results", help="folder of the JSON and the page")
-    add("--build", default=f"runs/{PROGRAM}", help="folder of what is compiled")
-    add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at once")
-    add("--runs", type=int, default=9, help="measured runs of each, at least 5")
-    add("--quick", action="store_true", help="small inputs, one tool: shows that it runs")
-    add("--compile_only", action="store_true", help="compile, run nothing")
-    add("--parts", default=",".join(PARTS), help="what to run; default: %(default)s")
-    add("--tools", default=",".join(TOOLS), help="of compute-sanitizer; default: %(default)s")
-    add("--results", type=Path, help="JSON Lines file that every record is appended to")
+    add("--output", default="results", help="folder of the result files (JSON and Markdown)")
+    add("--build", default=f"runs/{PROGRAM}", help="folder of the compiled files")
+    add(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of concurrent compiler processes",
+    )
+    add("--runs", type=int, default=9, help="number of timed runs per case, at least 5")
+    add(
+        "--quick",
+        action="store_true",
+        help="trial run with small inputs and one sanitizer tool; its times are not valid",
+    )
+    add("--compile_only", action="store_true", help="compile the programs without running them")
+    add(
+        "--parts",
+        default=",".join(PARTS),
+        help="parts to run, separated by commas; default: %(default)s",
+    )
+    add(
+        "--tools",
+        default=",".join(TOOLS),
+        help="tools of compute-sanitizer, separated by commas; default: %(default)s",
+    )
+    add("--results", type=Path, help="JSON Lines file to which every record is appended")
     add("--gtest", metavar="PATH", default=_GOOGLETEST if os.path.isdir(_GOOGLETEST) else "",
-        help=f"GoogleTest's sources; default: {_GOOGLETEST} where that is, else, and if empty, "
-        f"the header in {SMALL_GTEST}")  # fmt: skip
+        help=f"folder of the GoogleTest sources; default: {_GOOGLETEST} if it exists; without it "
+        f"or if empty, the header in {SMALL_GTEST} is used")  # fmt: skip
     add("--architectures", default="",
-        help="GPUs, as 80,90; default: this machine's, else the package's")  # fmt: skip
+        help="GPU architectures, such as 80,90; default: those of this machine's GPUs, or of the "
+        "package without a GPU")  # fmt: skip
     found = parser.parse_args()
     if found.jobs < 1 or found.runs < 5:
         parser.error(f"--jobs={found.jobs} --runs={found.runs}: expected at least 1 and 5")

@@ -38,19 +38,33 @@ from slipstream_tf.tables import NativeStore
 _SIZES = flags.DEFINE_list(
     "sizes",
     ["100000", "300000", "1000000", "3000000", "10000000", "30000000", "50000000"],
-    "Keys of the table at which it is measured, ascending.",
+    "Table sizes to measure, in keys, in ascending order.",
 )
-_MAX_KEYS = flags.DEFINE_integer("max_keys", None, "Leave out larger sizes.", lower_bound=1)
-_RUNS = flags.DEFINE_integer("runs", 7, "Turns at each size.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 20, "Op calls of a turn.", lower_bound=1)
-_GROWTHS = flags.DEFINE_integer("growths", 3, "Growths for each of --new.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of an op call.", lower_bound=1)
-_FEATURES = flags.DEFINE_integer("features", 26, "Keys of an input.", lower_bound=1)
-_DIM = flags.DEFINE_integer("dim", 16, "Values of a row.", lower_bound=1)
-_THREADS = flags.DEFINE_integer("threads", 2, "Threads of TensorFlow.", lower_bound=1)
-_MEMORY = flags.DEFINE_string("memory", None, "Bytes of rows in memory; growths are left out then.")
-_SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk for the others.")
-_NEW = flags.DEFINE_list("new", ["1", "0.1"], "Shares of new keys in a step that makes it grow.")
+_MAX_KEYS = flags.DEFINE_integer(
+    "max_keys", None, "Maximum table size in keys. Larger --sizes are skipped.", lower_bound=1
+)
+_RUNS = flags.DEFINE_integer("runs", 7, "Number of turns per size.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 20, "Number of op calls per turn.", lower_bound=1)
+_GROWTHS = flags.DEFINE_integer(
+    "growths",
+    3,
+    "Number of times that a table grows from empty, for each value of --new.",
+    lower_bound=1,
+)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Examples per op call.", lower_bound=1)
+_FEATURES = flags.DEFINE_integer("features", 26, "Keys per example.", lower_bound=1)
+_DIM = flags.DEFINE_integer("dim", 16, "Values per row.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", 2, "Number of TensorFlow threads.", lower_bound=1)
+_MEMORY = flags.DEFINE_string(
+    "memory",
+    None,
+    "Memory for rows, such as 1GB. The other rows are on disk, and growth steps are "
+    "not measured. Without it, all rows are in memory.",
+)
+_SPILL = flags.DEFINE_string(
+    "spill", None, "With --memory: folder on a local disk for the other rows."
+)
+_NEW = flags.DEFINE_list("new", ["1", "0.1"], "Fractions of new keys per step while a table grows.")
 
 _OPS = {"lookup": "lookup (training)", "update": "update (Adagrad)", "evaluation": "evaluation"}
 _TABLE = "keys"

@@ -33,7 +33,7 @@ _DATA = flags.DEFINE_list(
         "generated:2000000:1000000",
         "generated:4000000:20000000",
     ],
-    "Files of the data, data sets that are prepared first, and generated sets.",
+    "Data to measure: files, names of data sets that are prepared first, and generated data.",
 )
 _ROW_BYTES, _HOT_BYTES, _AT_ONCE = 16 * 4, 500_000_000, 1 << 14
 _SHARES = (1, 5, 10, 25, 50)

@@ -37,10 +37,12 @@ from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.models import DLRM
 
 # `prepare_rate` defines `--lines`, `--threads`, `--runs` and `--folder`.
-_STEPS = flags.DEFINE_integer("steps", 100, "Steps of a run.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
-_WINDOW = flags.DEFINE_integer("window", 50, "Steps of a window.", lower_bound=1)
-_SOURCES = flags.DEFINE_list("sources", ["text", "prepared"], "Data to read.")
+_STEPS = flags.DEFINE_integer("steps", 100, "Number of steps per run.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Examples per batch.", lower_bound=1)
+_WINDOW = flags.DEFINE_integer("window", 50, "Number of steps per window.", lower_bound=1)
+_SOURCES = flags.DEFINE_list(
+    "sources", ["text", "prepared"], "Sources of the data: text, prepared."
+)
 
 _DENSE, _DIM = 13, 16
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)

@@ -28,17 +28,27 @@ from absl import app, flags
 
 from slipstream_tf.config import Storage, parse_bytes
 
-_SPILL = flags.DEFINE_string("spill", None, "Folder on the disk that is measured.", required=True)
-_KEYS = flags.DEFINE_integer("keys", 20_000_000, "Rows of the table.", lower_bound=1)
-_SHARES = flags.DEFINE_list("shares", ["5", "10", "25", "50"], "Percent of the rows in memory.")
-_MEMORY = flags.DEFINE_string("memory", None, "Bytes of rows in memory, instead of --shares.")
-_MEMORY_KEYS = flags.DEFINE_integer(
-    "memory_keys", None, "Rows of the table in memory; default: as many, where they fit."
+_SPILL = flags.DEFINE_string("spill", None, "Folder on the disk to measure.", required=True)
+_KEYS = flags.DEFINE_integer("keys", 20_000_000, "Number of rows of the table.", lower_bound=1)
+_SHARES = flags.DEFINE_list(
+    "shares", ["5", "10", "25", "50"], "Percentages of the rows that are in memory."
 )
-_STEPS = flags.DEFINE_integer("steps", 1000, "Steps that are timed.", lower_bound=10)
-_WARMUP = flags.DEFINE_integer("warmup", 300, "Steps before them.", lower_bound=0)
-_ROCKSDB_STEPS = flags.DEFINE_integer("rocksdb_steps", 100, "Of RocksDB; 0: it is left out.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "In which ours and RocksDB alternate.", lower_bound=1)
+_MEMORY = flags.DEFINE_string("memory", None, "Memory for rows, such as 4GB. It replaces --shares.")
+_MEMORY_KEYS = flags.DEFINE_integer(
+    "memory_keys",
+    None,
+    "Number of rows of the reference table in memory. The default is --keys.",
+)
+_STEPS = flags.DEFINE_integer("steps", 1000, "Number of timed steps.", lower_bound=10)
+_WARMUP = flags.DEFINE_integer(
+    "warmup", 300, "Number of steps before the timed steps.", lower_bound=0
+)
+_ROCKSDB_STEPS = flags.DEFINE_integer(
+    "rocksdb_steps", 100, "Number of timed steps with RocksDB. 0 skips RocksDB."
+)
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 3, "Number of rounds in which slipstream_tf and RocksDB alternate.", lower_bound=1
+)
 
 _HERE = Path(__file__).resolve().parent
 _DIM, _THREADS = 32, 2

@@ -29,13 +29,15 @@ _DATA = flags.DEFINE_string(
     "slipstream-train --data that is one of these.",
     required=True,
 )
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
-_RUNS = flags.DEFINE_list("runs", [], "Names of runs; those they are compared with are added.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
+_RUNS = flags.DEFINE_list(
+    "runs", [], "Names of the runs. Their reference runs are added. The default is all runs."
+)
 _RECORDS = flags.DEFINE_string(
-    "records", "runs/mask_and_defer", "Folder of the runs' metrics.json."
+    "records", "runs/mask_and_defer", "Folder of the run records (metrics.json)."
 )
 _EXTRA = flags.DEFINE_multi_string(
-    "train_flag", [], "name=value of slipstream-train, for every run that is no control."
+    "train_flag", [], "Flag name=value of slipstream-train for every run except controls."
 )
 
 

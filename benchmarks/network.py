@@ -38,34 +38,52 @@ from slipstream_tf.telemetry.run_record import write_json
 _DATA = flags.DEFINE_string(
     "data",
     "globo",
-    "globo, which is prepared first, or a value of slipstream-train --data.",
+    "globo, which is prepared first, or a value of --data of slipstream-train.",
 )
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
-_RANKS = flags.DEFINE_list("ranks", ["2", "4"], "Numbers of ranks.")
-_PLACEMENTS = flags.DEFINE_list("placements", ["replicated", "sharded"], "Placements of rows.")
-_RUNS = flags.DEFINE_list("runs", [], "Names of runs, see the program's start; plain is added.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
+_RANKS = flags.DEFINE_list("ranks", ["2", "4"], "Numbers of ranks to measure.")
+_PLACEMENTS = flags.DEFINE_list(
+    "placements", ["replicated", "sharded"], "Placements of rows: replicated, sharded."
+)
+_RUNS = flags.DEFINE_list(
+    "runs", [], "Names of the runs, such as defer_0.01_bf16. The run plain is added."
+)
 _RATE = flags.DEFINE_string(
     "rate",
     None,
-    "Of each rank's link, as tc writes it, e.g. 1gbit; without it, ranks share a host.",
+    "Bandwidth of each rank's link in the format of tc, such as 1gbit. Without it, all "
+    "ranks run on this host.",
 )
 _CONTROLLER = flags.DEFINE_enum(
     "controller",
     "gloo",
     ["gloo", "mpi"],
-    "What carries messages between ranks of this host: Gloo by TCP, or Open MPI by shared memory.",
+    "Transport between ranks on this host: Gloo with TCP, or Open MPI with shared memory.",
 )
 _REPEATS = flags.DEFINE_integer(
     "repeats", 1, "Times that each seed's runs are made, in turn, for medians of their seconds.",
     lower_bound=1,
 )  # fmt: skip
-_BATCH = flags.DEFINE_integer("global_batch", 1024, "Inputs per step of all ranks.", lower_bound=1)
-_MAX_INPUTS = flags.DEFINE_integer("max_examples", None, "As of slipstream-train.", lower_bound=1)
-_EXTRA = flags.DEFINE_multi_string(
-    "train_flag", [], "name=value of slipstream-train, for every run; goes before the run's own."
+_BATCH = flags.DEFINE_integer(
+    "global_batch", 1024, "Examples per step, over all ranks.", lower_bound=1
 )
-_TIMEOUT = flags.DEFINE_float("timeout", 7200.0, "Seconds after which a run has failed.")
-_RECORDS = flags.DEFINE_string("records", "runs/network", "Folder of the runs' metrics.json.")
+_MAX_INPUTS = flags.DEFINE_integer(
+    "max_examples",
+    None,
+    "Maximum number of training examples, as in slipstream-train.",
+    lower_bound=1,
+)
+_EXTRA = flags.DEFINE_multi_string(
+    "train_flag",
+    [],
+    "Flag name=value of slipstream-train for every run. Flags of the run override it.",
+)
+_TIMEOUT = flags.DEFINE_float(
+    "timeout", 7200.0, "Maximum seconds per run. A longer run counts as failed."
+)
+_RECORDS = flags.DEFINE_string(
+    "records", "runs/network", "Folder of the run records (metrics.json)."
+)
 
 # The default runs. For the parts of a name, see `flags_of`.
 RUNS: Mapping[str, Sequence[str]] = {

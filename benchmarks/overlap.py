@@ -27,9 +27,11 @@ from network_report import Case
 from slipstream_tf.cli.tracing import STEPS
 
 # `network` defines `--data`, `--global_batch` and `--rate`.
-_TURNS = flags.DEFINE_integer("turns", 3, "Traces of each schedule.", lower_bound=1)
-_DIM = flags.DEFINE_integer("dim", 64, "Values of a row.", lower_bound=1)
-_HOT = flags.DEFINE_string("hot_set_memory", "32MiB", "Of Hotline's hot rows.")
+_TURNS = flags.DEFINE_integer("turns", 3, "Number of traces per schedule.", lower_bound=1)
+_DIM = flags.DEFINE_integer("dim", 64, "Values per row.", lower_bound=1)
+_HOT = flags.DEFINE_string(
+    "hot_set_memory", "32MiB", "Memory of the hot rows of the Hotline schedule."
+)
 _RANKS, _SCHEDULES = 2, ("plain", "hotline")
 # Words in the names of compute operations and of Horovod's activities.
 _COMPUTES = ("MatMul", "Slipstream", "Relu", "Segment", "Gather", "Transpose")

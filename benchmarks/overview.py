@@ -22,10 +22,12 @@ from absl import app, flags
 from slipstream_tf.telemetry.curves import SECONDS, curve
 
 _STEPS = flags.DEFINE_string(
-    "steps", "benchmarks/results/embedding_step.json", "Summary of embedding_step.py."
+    "steps",
+    "benchmarks/results/embedding_step.json",
+    "Path of the JSON summary of embedding_step.py.",
 )
 _RUNS = flags.DEFINE_string(
-    "runs", "runs/time_to_quality/criteo/runs", "Folder of time_to_quality.py's runs."
+    "runs", "runs/time_to_quality/criteo/runs", "Folder of the run records of time_to_quality.py."
 )
 _RULE, _FIRST = "adagrad", "slipstream_tf, ops"
 _LIBRARIES = {

@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 _OTHER_BUILD = flags.DEFINE_string(
-    "other_build", None, "Folder of another build of slipstream_tf, to measure beside this one."
+    "other_build", None, "Folder of another build of slipstream_tf to compare with this build."
 )
 
 _PROGRAMS = "embedding_peers"

@@ -33,12 +33,18 @@ from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore
 
-_SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk.", required=True)
-_CLICKS = flags.DEFINE_integer("clicks", 3_000_000, "Examples that are prepared.", lower_bound=1)
-_KEYS = flags.DEFINE_integer("keys", 5_000_000, "Keys that a field may have.", lower_bound=1)
-_SHARES = flags.DEFINE_list("shares", ["100", "40", "20"], "Percent of what all rows need.")
-_READS = flags.DEFINE_integer("reads_per_second", 80_000, "Of the disk, as fio gives them.")
-_CASE = flags.DEFINE_string("case", None, "One run, as JSON; for this program itself.")
+_SPILL = flags.DEFINE_string(
+    "spill", None, "Folder on a local disk for spilled rows.", required=True
+)
+_CLICKS = flags.DEFINE_integer("clicks", 3_000_000, "Number of prepared examples.", lower_bound=1)
+_KEYS = flags.DEFINE_integer("keys", 5_000_000, "Maximum number of keys per field.", lower_bound=1)
+_SHARES = flags.DEFINE_list(
+    "shares", ["100", "40", "20"], "Memory budgets, as percentages of the memory of all rows."
+)
+_READS = flags.DEFINE_integer(
+    "reads_per_second", 80_000, "Random reads per second of the disk, as reported by fio."
+)
+_CASE = flags.DEFINE_string("case", None, "Internal: settings of one run as JSON.")
 _DIM, _BATCH, _STEPS, _FIELDS = 32, 2048, 400, 8
 
 

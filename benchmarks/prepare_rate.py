@@ -26,11 +26,15 @@ from absl import app, flags
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import Options, prepare
 
-_LINES = flags.DEFINE_integer("lines", 2_000_000, "Generated lines.", lower_bound=1)
-_THREADS = flags.DEFINE_integer("threads", 2, "Threads that parse.", lower_bound=1)
-_SHARD_ROWS = flags.DEFINE_integer("shard_rows", 1_000_000, "Lines per shard.", lower_bound=1)
-_RUNS = flags.DEFINE_integer("runs", 1, "Measured runs.", lower_bound=1)
-_FOLDER = flags.DEFINE_string("folder", None, "Folder for the files; default: a temporary one.")
+_LINES = flags.DEFINE_integer("lines", 2_000_000, "Number of generated lines.", lower_bound=1)
+_THREADS = flags.DEFINE_integer("threads", 2, "Number of parser threads.", lower_bound=1)
+_SHARD_ROWS = flags.DEFINE_integer(
+    "shard_rows", 1_000_000, "Number of lines per shard.", lower_bound=1
+)
+_RUNS = flags.DEFINE_integer("runs", 1, "Number of measured runs.", lower_bound=1)
+_FOLDER = flags.DEFINE_string(
+    "folder", None, "Folder for the files. The default is a temporary folder."
+)
 
 _BLOCK = 100_000  # Number of drawn lines. The file repeats them with other keys.
 _ZIPF, _MISSING = 1.05, 0.1

@@ -35,8 +35,10 @@ PUBLISHED = {
 }  # fmt: skip
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
-_RECORDS = flags.DEFINE_string("records", "runs/published_quality", "Folder of the runs.")
-_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of the environments.")
+_RECORDS = flags.DEFINE_string("records", "runs/published_quality", "Folder of the run records.")
+_ENVIRONMENTS = flags.DEFINE_string(
+    "environments", "runs/peers", "Folder of the Python environments of the other libraries."
+)
 
 
 def by_fuxictr(data: str, model: str, seed: int, folder: Path) -> dict[str, Any]:

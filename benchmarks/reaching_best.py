@@ -21,13 +21,19 @@ ENOUGH = 0.99
 _EXAMPLES = flags.DEFINE_list(
     "examples",
     ["100000", "400000", "1600000", "6400000", "25600000"],
-    "Examples of the training part.",
+    "Numbers of training examples.",
 )
-_KEYS = flags.DEFINE_integer("keys", 100, "Keys of the largest field.", lower_bound=10)
-_RATE = flags.DEFINE_float("rate", 0.25, "Click rate.", lower_bound=0.0, upper_bound=1.0)
-_TRAIN_FLAGS = flags.DEFINE_multi_string("train_flag", [], "Of slipstream-train, name=value.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the models; examples are the same.")
-_RECORDS = flags.DEFINE_string("records", "runs/reaching_best", "Folder of the runs.")
+_KEYS = flags.DEFINE_integer("keys", 100, "Number of keys of the largest field.", lower_bound=10)
+_RATE = flags.DEFINE_float(
+    "rate", 0.25, "Click rate of the generated data.", lower_bound=0.0, upper_bound=1.0
+)
+_TRAIN_FLAGS = flags.DEFINE_multi_string(
+    "train_flag", [], "Flag name=value of slipstream-train for all runs."
+)
+_SEEDS = flags.DEFINE_list(
+    "seeds", ["0", "1", "2"], "Seeds of the models. All models train the same examples."
+)
+_RECORDS = flags.DEFINE_string("records", "runs/reaching_best", "Folder of the run records.")
 
 # The generator uses weights and products of neighboring fields, which a cross layer can represent.
 # Rates and widths were chosen on validation parts.

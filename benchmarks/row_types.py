@@ -24,11 +24,15 @@ from absl import app, flags
 from slipstream_tf import optimizers
 from slipstream_tf.config import Storage
 
-_PART = flags.DEFINE_enum("part", "auc", ["auc", "step"], "What is measured.")
+_PART = flags.DEFINE_enum("part", "auc", ["auc", "step"], "Measurement: test AUC or step time.")
 _SEEDS = flags.DEFINE_list("seeds", [str(seed) for seed in range(10)], "Seeds of the runs.")
-_DATA = flags.DEFINE_list("data", list(common.DATASETS), "Data sets, which are prepared first.")
-_RECORDS = flags.DEFINE_string("records", "runs/row_types", "Folder of the runs.")
-_RUNS = flags.DEFINE_integer("runs", 9, "Turns of each comparison.", lower_bound=1)
+_DATA = flags.DEFINE_list(
+    "data", list(common.DATASETS), "Names of the data sets. They are prepared first."
+)
+_RECORDS = flags.DEFINE_string("records", "runs/row_types", "Folder of the run records.")
+_RUNS = flags.DEFINE_integer(
+    "runs", 9, "With --part=step: number of turns per comparison.", lower_bound=1
+)
 
 # Dtype of rows and dtype of slots.
 KINDS: Mapping[str, Storage] = {

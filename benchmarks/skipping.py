@@ -25,15 +25,29 @@ from absl import app, flags
 
 from slipstream_tf.telemetry.curves import SECONDS, curve, standing
 
-_TASK = flags.DEFINE_string("task", None, "Name of the task, see TASKS.", required=True)
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of each run.")
-_RUNS = flags.DEFINE_list("runs", [], "Names of runs; those they are compared with are added.")
-_RECORDS = flags.DEFINE_string("records", "runs/skipping", "Folder of the runs' metrics.json.")
-_DATA = flags.DEFINE_string("data", None, "Data of slipstream-train; default: the task's.")
-_EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
+_TASK = flags.DEFINE_string("task", None, "Name of the task, such as globo_49.", required=True)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of the runs.")
+_RUNS = flags.DEFINE_list(
+    "runs",
+    [],
+    "Names of the runs. Their reference runs are added. The default is all runs of the task.",
+)
+_RECORDS = flags.DEFINE_string(
+    "records", "runs/skipping", "Folder of the run records (metrics.json)."
+)
+_DATA = flags.DEFINE_string(
+    "data", None, "Value of --data of slipstream-train. The default is the data of the task."
+)
+_EXTRA = flags.DEFINE_multi_string(
+    "train_flag", [], "Flag name=value of slipstream-train for all runs."
+)
 
-_POINTS = flags.DEFINE_integer("points", 12, "Measurements along a run.", lower_bound=1)
-_THIN = flags.DEFINE_multi_string("thin_flag", [], "The same, for runs with a policy.")
+_POINTS = flags.DEFINE_integer(
+    "points", 12, "Number of test evaluations during a run.", lower_bound=1
+)
+_THIN = flags.DEFINE_multi_string(
+    "thin_flag", [], "Flag name=value of slipstream-train for the runs with a policy."
+)
 
 PLAIN = "plain"
 # Fractions of plain training's AUC gain over chance to which runs are timed.

@@ -34,24 +34,32 @@ HERE = Path(__file__).resolve().parent
 
 
 _MINUTES = flags.DEFINE_float(
-    "minutes", 120.0, "How long, from the first step on.", lower_bound=0.1
+    "minutes", 120.0, "Minutes of the run, from the first step.", lower_bound=0.1
 )
-_KILL_EVERY = flags.DEFINE_float("kill_every", 5.0, "Minutes between kills, of training.")
-_CALM = flags.DEFINE_float("calm_minutes", 30.0, "At the end, without kills: to look at memory.")
-_STEP = flags.DEFINE_float("step_seconds", 0.5, "Least duration of a step.", lower_bound=0.0)
+_KILL_EVERY = flags.DEFINE_float("kill_every", 5.0, "Minutes of training between kills.")
+_CALM = flags.DEFINE_float(
+    "calm_minutes", 30.0, "Minutes without kills at the end, in which memory is measured."
+)
+_STEP = flags.DEFINE_float("step_seconds", 0.5, "Minimum seconds per step.", lower_bound=0.0)
 _CHECKPOINT = flags.DEFINE_integer(
-    "checkpoint_every", 120, "Steps between checkpoints; a minute at the default pace."
+    "checkpoint_every",
+    120,
+    "Steps between checkpoints. The default is one minute at the default step time.",
 )
-_SAMPLE = flags.DEFINE_float("sample_seconds", 5.0, "Between samples of memory.", lower_bound=0.1)
-_WARM_UP = flags.DEFINE_float("warm_up_seconds", 90.0, "Of a process, before memory must be flat.")
-_FLAT = flags.DEFINE_float("flat_mib_per_hour", 32.0, "Slope up to which memory counts as flat.")
-_END = flags.DEFINE_float("end_seconds", 60.0, "In which a job must end after a kill.")
+_SAMPLE = flags.DEFINE_float(
+    "sample_seconds", 5.0, "Seconds between samples of memory.", lower_bound=0.1
+)
+_WARM_UP = flags.DEFINE_float(
+    "warm_up_seconds", 90.0, "Seconds after the start of a process before its memory is checked."
+)
+_FLAT = flags.DEFINE_float("flat_mib_per_hour", 32.0, "Maximum slope of memory in MiB per hour.")
+_END = flags.DEFINE_float("end_seconds", 60.0, "Maximum seconds until a job ends after a kill.")
 _HANG = flags.DEFINE_float(
-    "hang_seconds", 300.0, "Without a step, after which a job counts as hung."
+    "hang_seconds", 300.0, "Maximum seconds without a step. A longer pause counts as a hang."
 )
-_DATA = flags.DEFINE_string("data", "generated:20000:2000", "As of slipstream-train.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the choice of ranks and moments.")
-_TRAIN_FLAG = flags.DEFINE_multi_string("train_flag", [], "name=value for slipstream-train.")
+_DATA = flags.DEFINE_string("data", "generated:20000:2000", "Value of --data of slipstream-train.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the choice of killed ranks and times.")
+_TRAIN_FLAG = flags.DEFINE_multi_string("train_flag", [], "Flag name=value of slipstream-train.")
 
 _RANKS = 2
 _POLL = 0.5

@@ -26,13 +26,17 @@ from slipstream_tf.distributed import CheckpointManager, SingleProcess
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore
 
-_SPILL = flags.DEFINE_string("spill", None, "Folder on a local disk.", required=True)
-_MINUTES = flags.DEFINE_float("minutes", 60.0, "How long.", lower_bound=0.1)
-_MEMORY = flags.DEFINE_string("memory", "100MB", "Of rows in memory.")
-_STEP = flags.DEFINE_float("step_seconds", 0.05, "Least duration of a step.", lower_bound=0.0)
-_CHECKPOINT = flags.DEFINE_float("checkpoint_minutes", 2.0, "Between checkpoints.")
-_SAMPLE = flags.DEFINE_float("sample_seconds", 5.0, "Between samples of memory and disk.")
-_WARM_UP = flags.DEFINE_float("warm_up_minutes", 15.0, "Before memory must be flat.")
+_SPILL = flags.DEFINE_string(
+    "spill", None, "Folder on a local disk for spilled rows.", required=True
+)
+_MINUTES = flags.DEFINE_float("minutes", 60.0, "Minutes of the run.", lower_bound=0.1)
+_MEMORY = flags.DEFINE_string("memory", "100MB", "Memory for rows, such as 100MB.")
+_STEP = flags.DEFINE_float("step_seconds", 0.05, "Minimum seconds per step.", lower_bound=0.0)
+_CHECKPOINT = flags.DEFINE_float("checkpoint_minutes", 2.0, "Minutes between checkpoints.")
+_SAMPLE = flags.DEFINE_float(
+    "sample_seconds", 5.0, "Seconds between samples of memory and disk usage."
+)
+_WARM_UP = flags.DEFINE_float("warm_up_minutes", 15.0, "Minutes before memory is checked.")
 
 _DIM, _BATCH, _FEATURES, _KEYS, _LIFE = 32, 1024, 8, 4_000_000, 4_000
 _KEEP = 2

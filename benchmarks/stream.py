@@ -34,13 +34,19 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _DATA = flags.DEFINE_string(
-    "data", None, "Folder of datasets/globo.py --split=time; default: it is prepared first."
+    "data",
+    None,
+    "Folder of data prepared by datasets/globo.py --split=time. By default, it is prepared first.",
 )
-_TASK = flags.DEFINE_string("task", None, "Name of the task, see TASKS.", required=True)
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each run.")
-_RUNS = flags.DEFINE_list("runs", [], "Names of runs, beside plain; none: all.")
-_RECORDS = flags.DEFINE_string("records", "runs/stream", "Folder of the runs' figures.")
-_EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
+_TASK = flags.DEFINE_string("task", None, "Name of the task, such as globo_1.", required=True)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
+_RUNS = flags.DEFINE_list(
+    "runs", [], "Names of the runs in addition to plain. The default is all runs."
+)
+_RECORDS = flags.DEFINE_string("records", "runs/stream", "Folder of the run records.")
+_EXTRA = flags.DEFINE_multi_string(
+    "train_flag", [], "Flag name=value of slipstream-train for all runs."
+)
 
 _UNPROBED = {"revisit_every": 0}
 _MASK = {"policies": "mask_gradients"}

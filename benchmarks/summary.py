@@ -18,7 +18,9 @@ from pages import CLAIM, LIMIT, MADE, Claim, Column, claim, column, draw, reache
 from slipstream_tf.telemetry.run_record import machine, versions
 
 __all__ = ["CLAIM", "LIMIT", "MADE", "claim", "column", "draw", "output", "reached", "write"]
-_OUTPUT = flags.DEFINE_string("output", "results", "Folder of the summary and its page.")
+_OUTPUT = flags.DEFINE_string(
+    "output", "results", "Folder of the result files (JSON and Markdown)."
+)
 
 
 def output() -> Path:

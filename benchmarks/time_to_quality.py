@@ -35,20 +35,40 @@ from systems_data import DATA, files_of
 from slipstream_tf.telemetry.curves import EXAMPLES, SECONDS, curve
 from slipstream_tf.telemetry.run_record import write_json
 
-_DATA = flags.DEFINE_enum("data", "criteo", list(DATA), "What is trained.")
-_SYSTEMS = flags.DEFINE_list("systems", [], "Names of systems; none: all of them.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the runs.")
-_TRIALS = flags.DEFINE_integer("trials", 6, "Settings that each system tries.", lower_bound=1)
-_TRIAL_SHARE = flags.DEFINE_float(
-    "trial_share", 0.25, "Of the steps, for a trial.", lower_bound=0.0, upper_bound=1.0
+_DATA = flags.DEFINE_enum("data", "criteo", list(DATA), "Name of the data set.")
+_SYSTEMS = flags.DEFINE_list("systems", [], "Names of the systems. The default is all systems.")
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the runs.")
+_TRIALS = flags.DEFINE_integer(
+    "trials", 6, "Number of hyperparameter trials per system.", lower_bound=1
 )
-_POINTS = flags.DEFINE_integer("points", 16, "Measurements along a run.", lower_bound=1)
-_MINUTES = flags.DEFINE_float("minutes", 150.0, "After which no run begins.", lower_bound=0.0)
-_REPORT = flags.DEFINE_bool("report", False, "Runs nothing; writes what there is.")
-_EXAMPLES = flags.DEFINE_integer("examples", None, "So few of the data, to try it.")
-_RECORDS = flags.DEFINE_string("records", "runs/time_to_quality", "Folder of data and runs.")
-_ENVIRONMENTS = flags.DEFINE_string("environments", "runs/peers", "Folder of their Pythons.")
-_PROCESSORS = flags.DEFINE_string("processors", "0,1", "That all of a system's processes may use.")
+_TRIAL_SHARE = flags.DEFINE_float(
+    "trial_share",
+    0.25,
+    "Fraction of the steps that a trial trains.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+)
+_POINTS = flags.DEFINE_integer(
+    "points", 16, "Number of test evaluations during a run.", lower_bound=1
+)
+_MINUTES = flags.DEFINE_float(
+    "minutes", 150.0, "Maximum minutes. No run starts later.", lower_bound=0.0
+)
+_REPORT = flags.DEFINE_bool(
+    "report", False, "Write the results of finished runs without starting runs."
+)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", None, "Maximum number of training examples, for a trial run."
+)
+_RECORDS = flags.DEFINE_string(
+    "records", "runs/time_to_quality", "Folder of the data and of the run records."
+)
+_ENVIRONMENTS = flags.DEFINE_string(
+    "environments", "runs/peers", "Folder of the Python environments of the other systems."
+)
+_PROCESSORS = flags.DEFINE_string(
+    "processors", "0,1", "Processors that all processes of a system may use."
+)
 _THREADS = 2
 # Fractions of the AUC gain over chance. The reference is the lowest final AUC of the systems that
 # train on all examples.

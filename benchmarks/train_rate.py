@@ -35,12 +35,21 @@ from slipstream_tf.cli import data
 from slipstream_tf.cli.train import prepare
 from slipstream_tf.cli.train_flags import make_flags
 
-_DATA = flags.DEFINE_string("data", "generated:2000000:100000:0.02", "Of slipstream-train.")
-_EXAMPLES = flags.DEFINE_integer("examples", 60_000_000, "Of a run, in passes.", lower_bound=1)
-_RUNS = flags.DEFINE_integer("runs", 1, "Runs of slipstream-train.", lower_bound=1)
-_SECONDS = flags.DEFINE_float("seconds", 20.0, "Of each turn of bare steps.", lower_bound=0.1)
-_EXTRA = flags.DEFINE_multi_string("train_flag", [], "name=value of slipstream-train, for all.")
-_BARE = flags.DEFINE_bool("bare", False, "Only trains bare steps and prints their rates.")
+_DATA = flags.DEFINE_string(
+    "data", "generated:2000000:100000:0.02", "Value of --data of slipstream-train."
+)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples",
+    60_000_000,
+    "Training examples per run. The data is repeated as needed.",
+    lower_bound=1,
+)
+_RUNS = flags.DEFINE_integer("runs", 1, "Number of runs of slipstream-train.", lower_bound=1)
+_SECONDS = flags.DEFINE_float("seconds", 20.0, "Seconds per turn of bare steps.", lower_bound=0.1)
+_EXTRA = flags.DEFINE_multi_string(
+    "train_flag", [], "Flag name=value of slipstream-train for all measurements."
+)
+_BARE = flags.DEFINE_bool("bare", False, "Measure only bare steps and print their rates.")
 
 # The number of batches is a multiple of the steps per execution, as are the turns.
 _STEPS_PER_EXECUTION, _BATCHES, _LEAST = 16, 13 * 16, 0.9

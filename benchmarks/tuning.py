@@ -31,12 +31,16 @@ MAX_TRIALS = 40
 SEEDS = (0, 1, 2)
 CHOSEN = "chosen.json"
 
-_SEARCH = flags.DEFINE_string("search", None, "Name of the search, see SEARCHES.", required=True)
-_TRIALS = flags.DEFINE_integer(
-    "trials", 20, "Trials of the search.", lower_bound=1, upper_bound=MAX_TRIALS
+_SEARCH = flags.DEFINE_string(
+    "search", None, "Name of the search, such as frappe_dcn.", required=True
 )
-_FINAL = flags.DEFINE_bool("final", False, "Measure the best trial's settings on the test part.")
-_RECORDS = flags.DEFINE_string("records", "runs/tuning", "Folder of the runs.")
+_TRIALS = flags.DEFINE_integer(
+    "trials", 20, "Number of trials of the search.", lower_bound=1, upper_bound=MAX_TRIALS
+)
+_FINAL = flags.DEFINE_bool(
+    "final", False, "Evaluate the settings of the best trial on the test part."
+)
+_RECORDS = flags.DEFINE_string("records", "runs/tuning", "Folder of the run records.")
 
 Draw = Callable[[np.random.Generator], dict[str, Any]]
 

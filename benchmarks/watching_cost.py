@@ -41,23 +41,31 @@ from slipstream_tf.policies.base import Policy
 
 # Default window length for long training.
 _DEFAULT_WINDOW = slip.Window().length(planned_steps=1_000_000)
-_RUNS = flags.DEFINE_integer("runs", 3, "Measured windows of each model.", lower_bound=1)
-_WINDOW = flags.DEFINE_integer("window", _DEFAULT_WINDOW, "Steps of a window.", lower_bound=1)
-_TURN = flags.DEFINE_integer("turn", 5, "Steps of a turn.", lower_bound=1)
-_BATCHES = flags.DEFINE_integer("batches", 100, "Batches, which repeat.", lower_bound=1)
-_ROWS = flags.DEFINE_integer("rows", 100_000, "Rows of a table.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 2048, "Inputs of a batch.", lower_bound=1)
+_RUNS = flags.DEFINE_integer("runs", 3, "Number of measured windows per model.", lower_bound=1)
+_WINDOW = flags.DEFINE_integer(
+    "window", _DEFAULT_WINDOW, "Number of steps per window.", lower_bound=1
+)
+_TURN = flags.DEFINE_integer("turn", 5, "Number of steps per turn.", lower_bound=1)
+_BATCHES = flags.DEFINE_integer(
+    "batches", 100, "Number of different batches. They are repeated.", lower_bound=1
+)
+_ROWS = flags.DEFINE_integer("rows", 100_000, "Rows per table.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 2048, "Examples per batch.", lower_bound=1)
 _POLICIES = flags.DEFINE_list(
     "policies",
     ["predicted_loss", "row_drift", "mask_gradients", "defer_gradients"],
-    "Policies to watch with; the first two skip examples.",
+    "Policies to measure. The first two skip examples.",
 )
-_METRICS = flags.DEFINE_list("metrics", ["linf"], "Drift metrics of row_drift and mask_gradients.")
-_LIVE = flags.DEFINE_bool("live", False, "The policy acts; of mask_gradients and defer_gradients.")
-_HOT_SET = flags.DEFINE_string("hot_set_memory", "256MiB", "Memory of snapshots.")
-_DEFERRED = flags.DEFINE_string("defer_memory", "64MiB", "Memory of deferred gradients.")
-_THREADS = flags.DEFINE_integer("threads", 2, "Threads of TensorFlow.", lower_bound=1)
-_QUICK = flags.DEFINE_bool("quick", False, "A small model for seconds: shows that it runs.")
+_METRICS = flags.DEFINE_list(
+    "metrics", ["linf"], "Drift metrics to measure with row_drift and mask_gradients."
+)
+_LIVE = flags.DEFINE_bool(
+    "live", False, "Let mask_gradients and defer_gradients act instead of a dry run."
+)
+_HOT_SET = flags.DEFINE_string("hot_set_memory", "256MiB", "Memory of the row snapshots.")
+_DEFERRED = flags.DEFINE_string("defer_memory", "64MiB", "Memory of the deferred gradients.")
+_THREADS = flags.DEFINE_integer("threads", 2, "Number of TensorFlow threads.", lower_bound=1)
+_QUICK = flags.DEFINE_bool("quick", False, "Trial run of a few seconds with a small model.")
 
 _TABLES, _DENSE, _DIM, _ZIPF = 26, 13, 16, 1.05
 _BOTTOM, _TOP = (512, 256, 64, _DIM), (512, 256, 1)

@@ -100,9 +100,11 @@ def messages() -> list[Message]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--kinds", default="error,log,help,text", help="names joined by ','")
+    parser.add_argument(
+        "--kinds", default="error,log,help,text", help="kinds to list, separated by commas"
+    )
     parser.add_argument("--sample", type=int, help="number of messages to draw at random")
-    parser.add_argument("--seed", type=int, default=0, help="of the random sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random sample")
     options = parser.parse_args()
     found = [message for message in messages() if message[0] in options.kinds.split(",")]
     if options.sample is not None:

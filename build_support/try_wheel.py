@@ -118,10 +118,25 @@ def try_one(debian: Debian, release: str, wheel: Path) -> float:
 def main() -> int:
     """Tests the wheel and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--debian", default="bookworm,trixie", help="default: %(default)s")
-    parser.add_argument("--tensorflow", default=",".join(RELEASES), help="default: %(default)s")
-    parser.add_argument("--mirror", default=_MIRROR, help="default: %(default)s")
-    parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="default: %(default)s")
+    parser.add_argument(
+        "--debian",
+        default="bookworm,trixie",
+        help="Debian suites, separated by commas; default: %(default)s",
+    )
+    parser.add_argument(
+        "--tensorflow",
+        default=",".join(RELEASES),
+        help="releases of TensorFlow, separated by commas; default: %(default)s",
+    )
+    parser.add_argument(
+        "--mirror", default=_MIRROR, help="URL of the Debian mirror; default: %(default)s"
+    )
+    parser.add_argument(
+        "--wheels",
+        type=Path,
+        default=ROOT / "dist",
+        help="folder of the wheels; default: %(default)s",
+    )
     chosen = parser.parse_args()
     (wheel,) = chosen.wheels.glob("*.whl")
     works = 0

@@ -78,11 +78,16 @@ def build(pythons: Mapping[str, str], output: Path) -> Path:
 def main() -> int:
     """Builds the wheel for the selected releases and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    reported = "releases, comma-separated; default: %(default)s"
+    reported = "releases of TensorFlow, separated by commas; default: %(default)s"
     parser.add_argument("--tensorflow", default=",".join(RELEASES), help=reported)
-    reported = "whose TensorFlow is the only one to build for, instead"
+    reported = "Python interpreter; builds only for its TensorFlow, instead of --tensorflow"
     parser.add_argument("--python", type=Path, help=reported)
-    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="default: %(default)s")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "dist",
+        help="folder of the wheels; default: %(default)s",
+    )
     chosen = parser.parse_args()
     if chosen.python:
         pythons = {"PYTHON_BIN_PATH": str(chosen.python)}

@@ -13,12 +13,23 @@ from sok_clicks import FIELDS
 def parse_flags() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--data", default="generated:400000", help="or a Criteo TSV file")
-    parser.add_argument("--batch_size", type=int, default=512, help="inputs of a rank's batch")
-    parser.add_argument("--dim", type=int, default=16, help="values of a row")
-    parser.add_argument("--capacity", type=int, default=1 << 20, help="rows on a rank; 2 to the n")
+    parser.add_argument(
+        "--data",
+        default="generated:400000",
+        help="generated examples, or path of a Criteo TSV file",
+    )
+    parser.add_argument("--batch_size", type=int, default=512, help="examples per batch and rank")
+    parser.add_argument("--dim", type=int, default=16, help="values per row")
+    parser.add_argument(
+        "--capacity",
+        type=int,
+        default=1 << 20,
+        help="maximum number of rows per table and rank, a power of two",
+    )
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate of the rows")
-    parser.add_argument("--dense_rate", type=float, default=1e-3, help="that of the dense layers")
+    parser.add_argument(
+        "--dense_rate", type=float, default=1e-3, help="learning rate of the dense layers"
+    )
     return parser.parse_args()
 
 

@@ -37,15 +37,16 @@ _FARTHEST_NEGATIVE = 20_000
 _LARGEST_SESSION = 20
 
 FLAGS = (
-    Flag("split", Choice(("random", "time")), "time: the test part is later than training",
-         "random"),
+    Flag("split", Choice(("random", "time")), "split of the clicks; with time, the test part is "
+         "later than training", "random"),
     Flag("negatives", Integer(1, 1000), "examples without a click for each click", 1),
     Flag("negatives_from", Choice(("before", "hour")), "source of a negative's article: one of the "
-         "20,000 clicks before, or a click of the same hour, which is harder", "before"),
+         "20,000 clicks before, or a click of the same hour, which is harder to distinguish",
+         "before"),
     Flag("clicks", Integer(1), "number of clicks to use, from the start of the file", None,
          "enough for 3 million examples; all for --split=time"),
     Flag("hold_out", None, "move a tenth of the training part to a validation part"),
-    Flag("seed", Integer(0), "of negatives and of the random split", 0),
+    Flag("seed", Integer(0), "seed of the negatives and of the random split", 0),
 )  # fmt: skip
 
 

@@ -162,8 +162,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
     parser.add_argument("--arrays", choices=("cupy", "numpy"), default="cupy")
-    parser.add_argument("--steps", type=int, default=60, help="steps of each mode, at least 5")
-    parser.add_argument("--results", type=Path, required=True, help="JSON Lines file to append to")
+    parser.add_argument(
+        "--steps", type=int, default=60, help="number of steps per mode, at least 5"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        required=True,
+        help="JSON Lines file to which the results are appended",
+    )
     given = parser.parse_args()
     launchers = Launchers(given.library, importlib.import_module(given.arrays))
     results = Results(given.results)

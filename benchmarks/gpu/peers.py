@@ -190,9 +190,14 @@ def main() -> int:
     """Runs all comparisons and continues after a failed one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("library", type=Path, help="shared library of benchmarks/gpu/c_api.cc")
-    parser.add_argument("--results", type=Path, required=True, help="JSON Lines file to append to")
-    parser.add_argument("--runs", type=int, default=9, help="turns of each comparison")
-    parser.add_argument("--quick", action="store_true", help="small inputs")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        required=True,
+        help="JSON Lines file to which the results are appended",
+    )
+    parser.add_argument("--runs", type=int, default=9, help="number of turns per comparison")
+    parser.add_argument("--quick", action="store_true", help="use small inputs for a trial run")
     given = parser.parse_args()
     launchers, turns = Launchers(given.library, cupy), Turns(given.runs)
     results = Results(given.results)
