@@ -93,14 +93,14 @@ def gloo() -> dict[str, float] | None:
     ]
     outputs = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
-        raise SystemExit("Gloo's ranks failed, see above.")
+        raise SystemExit("The ranks of Gloo failed. Their errors are printed above.")
     return json.loads(outputs[0].splitlines()[-1])
 
 
 def mpi() -> dict[str, float] | None:
     """Returns milliseconds per step of plain MPI; None if not installed."""
     if shutil.which("mpicxx") is None or shutil.which("mpirun") is None:
-        print("No MPI here: its row is left out.", flush=True)
+        print("MPI is not installed, therefore its column is omitted.", flush=True)
         return None
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "peer")
@@ -120,18 +120,20 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     if done.returncode:
-        raise SystemExit(f"{done.stdout}\n{command[0]} failed (exit code {done.returncode}).")
+        raise SystemExit(f"{done.stdout}\n{command[0]} failed with exit code {done.returncode}.")
     return done.stdout
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measures all variants in turn; prints and writes the results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     measures = {"gloo": gloo, "mpi": mpi}
     unknown = set(_PEERS.value) - set(measures)
     if unknown:
-        raise app.UsageError(f"--peers={','.join(_PEERS.value)}. Expected {', '.join(measures)}.")
+        raise app.UsageError(
+            f"Invalid --peers={','.join(_PEERS.value)}. Expected names of {', '.join(measures)}."
+        )
     times: dict[str, dict[str, float]] = {}
     for heading, way in _WAYS.items():
         print(f"{heading} ...", flush=True)

@@ -132,7 +132,7 @@ def extra_flags(texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.removeprefix("--").partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not equals:
-            raise app.UsageError(f"--train_flag={name}. Expected name=value.")
+            raise app.UsageError(f"Invalid --train_flag={name}. Expected name=value.")
     return {name: value for name, _, value in pairs}
 
 
@@ -141,7 +141,7 @@ def integers(flag: str, texts: Sequence[str]) -> list[int]:
     try:
         return [int(text) for text in texts]
     except ValueError:
-        raise app.UsageError(f"--{flag}={','.join(texts)}. Expected integers.") from None
+        raise app.UsageError(f"Invalid --{flag}={','.join(texts)}. Expected integers.") from None
 
 
 def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -156,8 +156,8 @@ def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
     before = json.loads(reported.read_text(encoding="utf-8")) if reported.exists() else None
     if before != given:
         raise SystemExit(
-            f"{record} was made with other flags: {before}, not {given}. Delete {folder}, or "
-            "choose another folder by --records."
+            f"{record} was made with other flags: {before}, not {given}. Delete {folder} or "
+            "set --records to another folder."
         )
     return json.loads(record.read_text(encoding="utf-8"))
 
@@ -187,7 +187,9 @@ def train(
     code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
     if code:
         reason = "was refused" if code == USAGE_ERROR else f"failed (exit code {code})"
-        raise SystemExit(f"The run {folder} {reason}, see above. Flags: {' '.join(arguments)}")
+        raise SystemExit(
+            f"The run in {folder} {reason}. Its output is above. Flags: {' '.join(arguments)}"
+        )
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
@@ -252,8 +254,8 @@ def pyplot(file: str) -> Any:
         from matplotlib import pyplot as found
     except ImportError:
         print(
-            f"No {file}: matplotlib is not installed. Install it (pip install matplotlib) and "
-            "repeat the command; finished runs are not repeated."
+            f"{file} was not plotted, because matplotlib is not installed. Run pip install "
+            "matplotlib and repeat the command. Finished runs are not repeated."
         )
         return None
     return found

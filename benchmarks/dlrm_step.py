@@ -174,12 +174,12 @@ def sides_agree(losses: Mapping[Side, Sequence[float]]) -> None:
         tolerance = max(TOLERANCE[side.dtype], TOLERANCE[reference.dtype])
         print(f"{side.label}: losses {' '.join(f'{loss:.5f}' for loss in found)}", flush=True)
         if len(found) > 1 and not found[-1] < found[0]:
-            raise SystemExit(f"{side.label} does not learn: losses {found}.")
+            raise SystemExit(f"{side.label} does not learn: its losses are {found}.")
         if not abs(difference) <= tolerance:
             raise SystemExit(
-                f"{side.label} ends at a loss of {found[-1]:.5f}, {reference.label} at "
-                f"{losses[reference][-1]:.5f}: more than {tolerance} apart, they do not train the "
-                "same model. Nothing is written."
+                f"{side.label} ends at loss {found[-1]:.5f} and {reference.label} at loss "
+                f"{losses[reference][-1]:.5f}. The difference exceeds {tolerance}, so that they do "
+                "not train the same model. No results are written."
             )
 
 
@@ -289,7 +289,7 @@ def choose(ways: Sequence[str], dtypes: Sequence[str]) -> list[Side]:
     for flag, texts, allowed in (("ways", ways, WAYS), ("dtypes", dtypes, _DTYPE_CHOICES)):
         for text in texts:
             if text not in allowed:
-                raise app.UsageError(f"--{flag}: {text!r}. Expected {', '.join(allowed)}.")
+                raise app.UsageError(f"Invalid --{flag}: {text!r}. Expected {', '.join(allowed)}.")
     return [Side(dtype, way) for dtype in dtypes for way in ways]
 
 
@@ -302,8 +302,8 @@ def cardinalities_of(texts: Sequence[str], tables: int) -> list[int]:
     rows = common.integers("cardinalities", texts)
     if len(rows) not in (1, tables) or min(rows) < 1:
         raise app.UsageError(
-            f"--cardinalities={','.join(texts)}. Expected one number, or one for each of the "
-            f"--tables={tables} tables; each at least 1."
+            f"Invalid --cardinalities={','.join(texts)}. Expected 1 or {tables} integers >= 1, "
+            f"because --tables={tables}."
         )
     return rows * tables if len(rows) == 1 else rows
 
@@ -351,7 +351,7 @@ def quality_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> tuple[An
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     if _QUALITY.value:
         seeds = common.integers("seeds", _SEEDS.value)
         shared = common.extra_flags(_EXTRA.value)

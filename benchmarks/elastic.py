@@ -78,7 +78,9 @@ def module(name: str) -> ModuleType:
     path = Path(__file__).resolve().parents[1] / "tests" / "parallel" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"slipstream_{name}", path)
     if spec is None or spec.loader is None or not path.exists():
-        raise SystemExit(f"No {path}. This needs the sources, with their tests.")
+        raise SystemExit(
+            f"{path} does not exist. Run this program in a copy of the sources with tests/."
+        )
     found = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = found
     spec.loader.exec_module(found)
@@ -151,7 +153,7 @@ def measure_events() -> str:
     """Runs jobs with random events; writes the part "events"."""
     hosts, cluster = module("hosts"), module("elastic_cluster")
     if (reason := hosts.unavailable()) is not None:
-        raise app.UsageError(f"--part=events is not possible here: {reason}.")
+        raise app.UsageError(f"Invalid --part=events for this machine: {reason}.")
     took: dict[str, list[float]] = {}
     ends: dict[str, list[dict[str, Any]]] = {way: [] for way in cluster.WAYS}
     data = [f"--data=generated:{_EXAMPLES.value}", *cluster.SMALL]
@@ -165,7 +167,7 @@ def measure_events() -> str:
             took.setdefault(event["what"], []).append(event["seconds"])
         found = ended["examples"]
         if found["trained"] + found["skipped"] + found["lost"] != _EXAMPLES.value:
-            raise SystemExit(f"Sequence {number}: {found}: they do not add up.")
+            raise SystemExit(f"The example counts of job {number} are inconsistent: {found}.")
         ends[way].append(ended)
     calm: dict[tuple[str, int], list[float]] = {}
     for seed in common.integers("seeds", _SEEDS.value):
@@ -271,7 +273,7 @@ def claims_of(took: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Measures one part."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     awake.keep()
     print(measure_cost() if _PART.value == "cost" else measure_events())
 

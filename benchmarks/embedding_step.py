@@ -171,7 +171,9 @@ def read_shape(text: str) -> tuple[int, int, int]:
     try:
         tables, rows, dim = (int(part) for part in text.split("x"))
     except ValueError:
-        raise app.UsageError(f"--shapes: {text!r}. Expected e.g. 26x100000x16.") from None
+        raise app.UsageError(
+            f"Invalid --shapes: {text!r}. Expected a shape such as 26x100000x16."
+        ) from None
     return tables, rows, dim
 
 
@@ -184,7 +186,7 @@ def choose(names: Sequence[str], rules: Sequence[str]) -> dict[str, dict[str, Pe
     for flag, texts, allowed in (("peers", names, PEERS), ("rules", rules, _ALL)):
         for text in texts:
             if text not in allowed:
-                raise app.UsageError(f"--{flag}: {text!r}. Expected {', '.join(allowed)}.")
+                raise app.UsageError(f"Invalid --{flag}: {text!r}. Expected {', '.join(allowed)}.")
     return {
         rule: {"ops": OURS, **{name: PEERS[name] for name in names if rule in PEERS[name].rules}}
         for rule in rules
@@ -194,7 +196,7 @@ def choose(names: Sequence[str], rules: Sequence[str]) -> dict[str, dict[str, Pe
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     shapes = {text: read_shape(text) for text in _SHAPES.value}
     peers = choose(_PEERS.value, _RULES.value)
     folder = Path(_ENVIRONMENTS.value)

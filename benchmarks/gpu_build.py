@@ -38,7 +38,7 @@ def find_toolkit() -> dict[str, str]:
         place = f"CUDA_HOME={named}" if named else "/usr/local/cuda, nor by an nvcc on PATH"
         raise SystemExit(
             f"No CUDA toolkit (nvcc, cuda_runtime.h, libcudart_static.a) in {place}. The launchers "
-            "cannot be compiled without it: install CUDA 12 or 13, or set CUDA_HOME."
+            "cannot be compiled. Install CUDA 12 or 13, or set CUDA_HOME."
         )
     return toolkit
 
@@ -53,7 +53,7 @@ def find_folder(flag: str, path: str, file: str, folders: Sequence[str]) -> Path
         if (Path(path) / folder / file).is_file():
             return (Path(path) / folder).resolve()
     allowed = ", ".join(str(Path(folder) / file) for folder in folders)
-    raise SystemExit(f"{flag}={path} has none of {allowed}. Expected a folder that has.")
+    raise SystemExit(f"Invalid {flag}={path}. Expected a folder that contains {allowed}.")
 
 
 def ask_smi(what: str) -> list[str]:

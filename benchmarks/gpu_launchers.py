@@ -96,15 +96,19 @@ def parse_arguments() -> argparse.Namespace:
         "package without a GPU")  # fmt: skip
     found = parser.parse_args()
     if found.jobs < 1 or found.runs < 5:
-        parser.error(f"--jobs={found.jobs} --runs={found.runs}: expected at least 1 and 5")
+        parser.error(
+            f"invalid --jobs={found.jobs} or --runs={found.runs}; expected --jobs >= 1, --runs >= 5"
+        )
     for flag, allowed in (("parts", PARTS), ("tools", TOOLS)):
         names = getattr(found, flag).split(",")
         if not set(names) <= set(allowed):
-            parser.error(f"--{flag}={','.join(names)}. Expected some of {','.join(allowed)}")
+            parser.error(
+                f"invalid --{flag}={','.join(names)}; expected names of {','.join(allowed)}"
+            )
         setattr(found, flag, names)
     for name in filter(None, found.architectures.split(",")):
         if not re.fullmatch(r"\d+[af]?", name):
-            parser.error(f"--architectures: {name!r}. Expected e.g. 80 or 90a")
+            parser.error(f"invalid --architectures: {name!r}; expected numbers such as 80 or 90a")
     return found
 
 
@@ -160,7 +164,9 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
         errors.seek(0)
         reported = errors.read().strip()
     if ran.returncode == _NO_GPU:
-        raise SystemExit(f"No GPU here ({reported}): compiled, but nothing measured or written.")
+        raise SystemExit(
+            f"No GPU is available ({reported}). The programs were compiled, but not measured."
+        )
     if ran.returncode:
         problem = reported or f"not finished after {CASES_TIMEOUT_SECONDS:.0f} s"
         print(f"{problem}\nexit code {ran.returncode}", flush=True)
@@ -367,7 +373,7 @@ def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], 
                 "driver": (ask_smi("driver_version") or ["unknown"])[0],
                 "python": platform.python_version()}  # fmt: skip
     made = pages.made_by(describe_machine(gpu), versions)
-    part = f"{gpu}, --quick: its times mean nothing" if given.quick else gpu
+    part = f"{gpu}, --quick: the times are not valid" if given.quick else gpu
     claims = claims_of(cases, tests, given.quick)
     return pages.write(Path(given.output), PROGRAM, part, tables, claims, made)
 
@@ -382,7 +388,7 @@ def main() -> int:
         f"Compiled {program} and {len(test_programs)} tests in {time.monotonic() - start:.0f} s"
     )
     if given.compile_only:
-        print(f"{reported}; not run.")
+        print(f"{reported}. The programs were not run.")
         return 0
     print(reported, flush=True)
     cases, tests = Cases(), dict[str, Tested]()
@@ -393,13 +399,15 @@ def main() -> int:
     if "sanitizers" in given.parts:
         sanitizer = find_sanitizer(toolkit)
         if sanitizer is None:
-            print("No compute-sanitizer beside nvcc or on PATH: the tests are not run under it.")
+            print(
+                "compute-sanitizer is not next to nvcc or on PATH. The sanitizer runs are skipped."
+            )
         else:
             tools = given.tools[:1] if given.quick else given.tools
             run_tools(sanitizer, test_programs, tools, tests, given.results)
     if set(given.parts) == set(PARTS):
         print(write(given, cases, tests, toolkit["nvcc"]))
-    print(f"All took {time.monotonic() - start:.0f} s.")
+    print(f"The total time was {time.monotonic() - start:.0f} s.")
     has_errors = any(any(one.errors.values()) for one in tests.values())
     if "tests" in given.parts and any(one.not_passed for one in tests.values()):
         has_errors = True

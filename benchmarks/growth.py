@@ -140,8 +140,8 @@ def require_memory(keys: int, payload: int, available: int | None) -> None:
         gib = 2**30
         raise app.UsageError(
             f"{keys:,} keys need {needed / gib:.1f} GiB: {keys:,} x ({payload} + 24 + "
-            f"{payload // 8}) bytes + {_BESIDE / gib:.0f} GiB; there are {available / gib:.1f} GiB "
-            f"free. Expected --max_keys={largest_that_fits(payload, available)}, or less."
+            f"{payload // 8}) bytes + {_BESIDE / gib:.0f} GiB, but only {available / gib:.1f} GiB "
+            f"are free. Expected --max_keys <= {largest_that_fits(payload, available)}."
         )
 
 
@@ -325,19 +325,21 @@ def read_settings() -> tuple[list[int], list[float]]:
     try:
         sizes = [int(float(text)) for text in _SIZES.value]
     except ValueError:
-        raise app.UsageError(f"--sizes={','.join(_SIZES.value)}. Expected integers.") from None
+        raise app.UsageError(
+            f"Invalid --sizes={','.join(_SIZES.value)}. Expected integers."
+        ) from None
     try:
         shares = [float(text) for text in _NEW.value]
     except ValueError:
         shares = [0.0]
     if not all(0.0 < fraction <= 1.0 for fraction in shares):
-        raise app.UsageError(f"--new={','.join(_NEW.value)}. Expected numbers in (0, 1].")
+        raise app.UsageError(f"Invalid --new={','.join(_NEW.value)}. Expected fractions in (0, 1].")
     width = _BATCH.value * _FEATURES.value
     sizes = [size for size in sizes if _MAX_KEYS.value is None or size <= _MAX_KEYS.value]
     if sorted(set(sizes)) != sizes or not sizes or sizes[0] <= width:
         raise app.UsageError(
-            f"--sizes, up to --max_keys: {sizes}. Expected one or more, ascending, all "
-            f"above {width:,} (--batch x --features: keys of a call are all different)."
+            f"Invalid --sizes up to --max_keys: {sizes}. Expected at least one size, in ascending "
+            f"order, above {width:,} (--batch x --features), because the keys of a call differ."
         )
     return sizes, shares
 
@@ -345,7 +347,7 @@ def read_settings() -> tuple[list[int], list[float]]:
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     sizes, shares = read_settings()
     payload = 2 * 4 * _DIM.value  # Values and Adagrad slots.
     storage = slip.Storage(memory=_MEMORY.value, spill=_SPILL.value)

@@ -60,7 +60,7 @@ def counts_of(data: str) -> np.ndarray:
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     names, sizes, hot, accesses = [], [], [], []
     shares: dict[int, list[float]] = {fraction: [] for fraction in _SHARES}
     for data in _DATA.value:

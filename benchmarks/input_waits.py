@@ -164,10 +164,12 @@ def make_sources(folder: Path) -> dict[str, str]:
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     unknown = set(_SOURCES.value) - {"text", "prepared"}
     if unknown:
-        raise app.UsageError(f"--sources={','.join(_SOURCES.value)}. Expected text, prepared.")
+        raise app.UsageError(
+            f"Invalid --sources={','.join(_SOURCES.value)}. Expected text, prepared."
+        )
     tf.config.threading.set_intra_op_parallelism_threads(flags.FLAGS.threads)
     tf.config.threading.set_inter_op_parallelism_threads(flags.FLAGS.threads)
     awake.keep()

@@ -139,9 +139,9 @@ def table_of(
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     if shutil.which("fio") is None:
-        raise app.UsageError("fio is not there. Install it (apt-get install fio).")
+        raise app.UsageError("fio is not installed. Install it: apt-get install fio.")
     awake.keep()
     keys = _KEYS.value
     budgets = {
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str]) -> None:
             other = rocksdb(keys, memory)["median_ms"]
             turns.append(other / ours(keys, memory)["median_ms"])
         claims["over_rocksdb"] = summary.claim(turns, MIN_OVER_ROCKSDB, "higher")
-        print(f"RocksDB, {name} of the bytes as its cache: {other:.1f} ms a step.")
+        print(f"RocksDB with a cache of {name} of the bytes: {other:.1f} ms per step.")
     part = f"{keys:,} rows, {rate:,.0f} reads a second"
     print(summary.write("larger_than_memory", part, {"": columns}, claims), flush=True)
 

@@ -156,7 +156,7 @@ def name_of(value: str) -> str:
         raise app.UsageError(str(error)) from None
     name = "frappe_short" if name == "frappe" else name
     if name not in RUNS:
-        raise app.UsageError(f"--data={value} is {name} data. Expected {', '.join(RUNS)}.")
+        raise app.UsageError(f"Invalid --data={value} ({name} data). Expected {', '.join(RUNS)}.")
     return name
 
 
@@ -168,7 +168,7 @@ def choose(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
     by_name = {run.name: run for run in runs}
     for name in names:
         if name not in by_name:
-            raise app.UsageError(f"--runs: {name!r} is unknown. Expected {', '.join(by_name)}.")
+            raise app.UsageError(f"Invalid --runs: {name!r}. Expected {', '.join(by_name)}.")
     wanted = set(names or by_name) | {"plain"}
     for name in tuple(wanted):
         wanted.add(by_name[name].match or name)
@@ -192,7 +192,7 @@ def flags_of(
 def main(arguments: Sequence[str]) -> None:
     """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     name = name_of(_DATA.value)
     runs = choose(RUNS[name], _RUNS.value)
     shared = {**COMMON[name], **common.extra_flags(_EXTRA.value)}

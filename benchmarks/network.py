@@ -132,13 +132,15 @@ def flags_of(name: str, placement: str) -> dict[str, Any]:
     found = _NAME.fullmatch(name)
     if found is None:
         raise app.UsageError(
-            f"--runs: {name!r} is unknown. Expected plain, unwatched, fae, hotline, mask, defer or "
-            "defer_M, then _ageA, _bf16, _int8 or _auto, and _prefetch, in this order, e.g. "
-            "defer_0.01_bf16, plain_bf16."
+            f"Invalid --runs: {name!r}. Expected plain, unwatched, fae, hotline, mask, defer or "
+            "defer_M, followed by _ageA, _bf16, _int8 or _auto, and _prefetch in this order, such "
+            "as defer_0.01_bf16 or plain_bf16."
         )
     skip = found["skip"].split("_")[0]
     if skip != "defer" and found["age"]:
-        raise app.UsageError(f"--runs: {name!r}: no gradient is deferred in a run of {skip}.")
+        raise app.UsageError(
+            f"Invalid --runs: {name!r}. Expected no _ageA, because {skip} defers no gradient."
+        )
     given: dict[str, Any] = {
         "placement": placement,
         "defer_movement": found["movement"],
@@ -159,13 +161,17 @@ def plan(names: Sequence[str], placements: Sequence[str], ranks: Sequence[int]) 
     """
     for placement in placements:
         if placement not in RUNS:
-            raise app.UsageError(f"--placements: {placement!r}. Expected {', '.join(RUNS)}.")
+            raise app.UsageError(
+                f"Invalid --placements: {placement!r}. Expected {', '.join(RUNS)}."
+            )
     cases = [ALONE]
     for placement in placements:
         chosen = names or RUNS[placement]
         of_sharded = [name for name in names if _needs_sharded(name)]
         if of_sharded and "sharded" not in placements:
-            raise app.UsageError(f"--runs: {of_sharded[0]!r} needs --placements=sharded.")
+            raise app.UsageError(
+                f"Invalid --runs: {of_sharded[0]!r}. Expected it with --placements=sharded."
+            )
         for count in ranks:
             for name in dict.fromkeys(("plain", *chosen)):
                 flags_of(name, placement)
@@ -241,7 +247,7 @@ class Launcher:
         try:
             output, _ = process.communicate(timeout=self.timeout)
         except subprocess.TimeoutExpired:
-            return 1, f"not done after {self.timeout:g} seconds\n{_stop(process)}"
+            return 1, f"not finished after {self.timeout:g} seconds\n{_stop(process)}"
         finally:
             _stop(process)
         return process.returncode, output
@@ -266,7 +272,9 @@ def _hosts() -> ModuleType:
         path = Path(__file__).resolve().parents[1] / "tests" / "parallel" / "hosts.py"
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None or not path.exists():
-            raise SystemExit(f"No {path}. --rate needs the sources, with their tests.")
+            raise SystemExit(
+                f"{path} does not exist. --rate requires a copy of the sources with tests/."
+            )
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
@@ -288,7 +296,7 @@ def train(launcher: Launcher, ranks: int, given: Mapping[str, Any], folder: Path
             tail = "\n".join([*said[-10:], *lines[-10:]])
             flag_texts = " ".join(arguments)
             raise SystemExit(
-                f"{tail}\nThe run {folder} failed (exit code {code}). Flags: {flag_texts}"
+                f"{tail}\nThe run in {folder} failed with exit code {code}. Flags: {flag_texts}"
             )
         if sent is not None:
             write_json(str(sent_bytes), {"sent_bytes": sent})
@@ -323,19 +331,21 @@ def ends_on_sigterm() -> Iterator[None]:
 def check() -> list[int]:
     """Raises UsageError for impossible flags; returns the numbers of ranks."""
     if _RATE.value and _CONTROLLER.value != "gloo":
-        raise app.UsageError("--controller=mpi: with --rate, ranks on hosts of their own use Gloo.")
+        raise app.UsageError(
+            "Invalid --controller=mpi with --rate. Expected gloo, because simulated hosts use Gloo."
+        )
     ranks = common.integers("ranks", _RANKS.value)
     for count in ranks:
         if count < 2 or _BATCH.value % count:
             raise app.UsageError(
-                f"--ranks: {count}. Expected at least 2, and a divisor of --global_batch="
+                f"Invalid --ranks: {count}. Expected integers >= 2 that divide --global_batch="
                 f"{_BATCH.value}."
             )
     if importlib.util.find_spec("horovod") is None:
-        raise app.UsageError("Ranks need Horovod. Install it: make horovod")
+        raise app.UsageError("Horovod is not installed. Install it: make horovod.")
     reason = _hosts().unavailable() if _RATE.value else None
     if reason is not None:
-        raise app.UsageError(f"--rate={_RATE.value} is not possible here: {reason}.")
+        raise app.UsageError(f"Invalid --rate={_RATE.value} for this machine: {reason}.")
     return ranks
 
 
@@ -368,7 +378,7 @@ def _page(runs: Set[str]) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     ranks = check()
     cases = plan(_RUNS.value, _PLACEMENTS.value, ranks)
     seeds = common.integers("seeds", _SEEDS.value)

@@ -84,7 +84,7 @@ def read(path: Path) -> tuple[list[Span], list[Span]]:
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     network.check()
     awake.keep()
     name, data = network.locate(flags.FLAGS.data)

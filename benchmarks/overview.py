@@ -70,7 +70,7 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
     for name in _SYSTEMS:
         paths = sorted(folder.glob(f"{name}/seed_*/{common.RECORD}"))
         if not paths:
-            raise SystemExit(f"No records in {folder / name}: run time_to_quality.py first.")
+            raise SystemExit(f"{folder / name} contains no records. Run time_to_quality.py first.")
         each = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         found[name] = [curves.with_even_rest(record) for record in each]
     return found
@@ -79,7 +79,7 @@ def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def main(arguments: Sequence[str]) -> None:
     """Draws the figure."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     of_step, of_runs = steps(Path(_STEPS.value)), records(Path(_RUNS.value))
     path = summary.output() / "overview.png"
     plots = common.pyplot(path.name)

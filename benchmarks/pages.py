@@ -106,7 +106,9 @@ def write(
     page = draw(json.loads(text))
     if len(text.encode()) > LIMIT:
         print(page)
-        raise ValueError(f"{path} would have {len(text.encode()):,} bytes. Expected {LIMIT:,}.")
+        raise ValueError(
+            f"The summary {path} has {len(text.encode()):,} bytes. Expected <= {LIMIT:,}."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     path.with_suffix(".md").write_text(page, encoding="utf-8")

@@ -76,7 +76,7 @@ def python_of(environment: str | None, folder: Path) -> str:
     wanted = [list(call) for call in ENVIRONMENTS[environment]]
     if done.exists() and json.loads(done.read_text(encoding="utf-8")) == wanted:
         return str(python)
-    print(f"Making the environment {home}: {wanted}", flush=True)
+    print(f"Creating the environment {home}: {wanted}", flush=True)
     venv.create(home, with_pip=True, clear=True)
     for call in wanted:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *call], check=True)
@@ -110,7 +110,9 @@ class Worker:
             environment.pop("PYTHONPATH", None)
         if peer.is_other_build:
             if _OTHER_BUILD.value is None:
-                raise SystemExit(f"{peer.label} needs --other_build, the folder of that build.")
+                raise SystemExit(
+                    f"{peer.label} requires --other_build. Set it to the folder of that build."
+                )
             other = Path(_OTHER_BUILD.value).resolve()
             environment["PYTHONPATH"] = str(other)
             # A source tree contains programs that match its version.
@@ -154,9 +156,9 @@ class Worker:
         if not answer:
             code = self._process.wait()
             raise SystemExit(
-                f"{self._peer.label} ended with code {code} when asked for {command}; what it "
-                "wrote stands above. With -9 memory may have ended: all libraries hold their "
-                "tables at once; take fewer --peers."
+                f"{self._peer.label} ended with exit code {code} during {command}. Its output is "
+                "above. If the code is -9, memory was probably exhausted, because all libraries "
+                "hold their tables at the same time. Use fewer --peers."
             )
         return json.loads(answer)
 

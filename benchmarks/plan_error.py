@@ -158,7 +158,7 @@ def run_apart(folder: str, plan: Mapping[str, Any], steps: int) -> dict[str, flo
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     if _CASE.value is not None:
         print(json.dumps(run(**json.loads(_CASE.value))), flush=True)
         return

@@ -113,7 +113,7 @@ def results_of(runs: Sequence[dict[str, tuple[float, float]]]) -> tuple[Any, Any
 def main(arguments: list[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(_FOLDER.value or temporary)
         runs = [measure(folder) for _ in range(_RUNS.value)]

@@ -139,7 +139,7 @@ def steps(tables: int, rows: int, dim: int, maximum: float) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     if _PART.value == "auc":
         for name in _DATA.value:
             differences(name, common.integers("seeds", _SEEDS.value))

@@ -258,7 +258,7 @@ def choose(runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Run]:
     """
     for name in names:
         if name not in runs:
-            raise app.UsageError(f"--runs: {name!r} is unknown. Expected {', '.join(runs)}.")
+            raise app.UsageError(f"Invalid --runs: {name!r}. Expected {', '.join(runs)}.")
     wanted = {*(names or runs), PLAIN}
     wanted |= {match for name in wanted if (match := runs[name].match) is not None}
     return {name: run for name, run in runs.items() if name in wanted}
@@ -374,10 +374,10 @@ def claims_of(
 def main(arguments: Sequence[str]) -> None:
     """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     name = _TASK.value
     if name not in TASKS:
-        raise app.UsageError(f"--task={name} is unknown. Expected {', '.join(TASKS)}.")
+        raise app.UsageError(f"Invalid --task={name}. Expected {', '.join(TASKS)}.")
     task = TASKS[name]
     runs = choose(task.runs, _RUNS.value)
     seeds = common.integers("seeds", _SEEDS.value)

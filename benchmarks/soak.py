@@ -140,7 +140,7 @@ class Soak:
             print(f"part {part.number}: {dataclasses.asdict(part)}", flush=True)
             verdicts = self._write()
             if part.is_unexpected and part.seconds_to_first_step is None:
-                raise SystemExit(f"The job ended before its first step; see {log}.")
+                raise SystemExit(f"The job ended before its first step. Its output is in {log}.")
         return verdicts
 
     def _notes_of(self, part: Part) -> Path:
@@ -246,10 +246,12 @@ def _command_line(pid: int) -> bytes:
 def main(arguments: Sequence[str]) -> None:
     """Runs the soak test."""
     if len(arguments) > 1:
-        raise app.UsageError(f"Unexpected argument {arguments[1]!r}.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     output = summary.output().resolve()
     if output.exists() and any(output.iterdir()):
-        raise app.UsageError(f"--output={output}: something is there. Expected an empty folder.")
+        raise app.UsageError(
+            f"Invalid --output={output}: it is not empty. Expected an empty folder."
+        )
     output.mkdir(parents=True, exist_ok=True)
     sys.exit(0 if all(Soak(output).run().values()) else 1)
 

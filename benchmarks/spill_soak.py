@@ -70,7 +70,7 @@ def distinct_bytes(folder: Path) -> int:
 def main(arguments: Sequence[str]) -> None:
     """Trains and samples; prints and writes the results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     store = NativeStore([table_of(_MEMORY.value)], slip.optimizers.Adagrad(0.01, 0.1))
     specs = [FeatureSpec(f"f{i}", "t") for i in range(_FEATURES)]
     gradient = tf.random.stateless_normal([_BATCH, _FEATURES, _DIM], [0, 0])

@@ -281,16 +281,16 @@ def results_of(
 def main(arguments: Sequence[str]) -> None:
     """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     if _TASK.value not in TASKS:
-        raise app.UsageError(f"--task={_TASK.value} is unknown. Expected {', '.join(TASKS)}.")
+        raise app.UsageError(f"Invalid --task={_TASK.value}. Expected {', '.join(TASKS)}.")
     task = TASKS[_TASK.value]
     for name in _RUNS.value:
         if name not in task.runs:
-            raise app.UsageError(f"--runs: {name!r} is unknown. Expected {', '.join(task.runs)}.")
+            raise app.UsageError(f"Invalid --runs: {name!r}. Expected {', '.join(task.runs)}.")
     for seed in _SEEDS.value:
         if not seed.isdecimal():
-            raise app.UsageError(f"--seeds={seed}. Expected integers of at least 0.")
+            raise app.UsageError(f"Invalid --seeds: {seed}. Expected integers >= 0.")
     import_tensorflow()
     own = {"data": _DATA.value, "settings": str(Path(__file__).parent / "datasets/globo.json")}
     extra = common.extra_flags(_EXTRA.value)

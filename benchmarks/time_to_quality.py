@@ -205,7 +205,9 @@ class Runs:
             ).returncode
         if code:
             last = (folder / "log.txt").read_text(encoding="utf-8").strip().splitlines()[-1:]
-            raise SystemExit(f"{name} ended with code {code}: {' '.join(last)}; {folder}/log.txt")
+            raise SystemExit(
+                f"{name} failed with exit code {code}: {' '.join(last)}. Log: {folder}/log.txt"
+            )
         return json.loads(record.read_text(encoding="utf-8"))
 
 
@@ -256,7 +258,7 @@ def run_all(
                 record = runs.record(name, f"seed_{seed}", settings)
                 kept[name][seed] = curves.with_even_rest(record)
     except OutOfTime:
-        print("No time for another run; the same command goes on.", flush=True)
+        print("--minutes have passed. Repeat the command to continue.", flush=True)
     return {name: records for name, records in kept.items() if records}
 
 
@@ -279,10 +281,12 @@ def choose(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in SYSTEMS:
-            raise app.UsageError(f"--systems: {name!r}. Expected {', '.join(SYSTEMS)}.")
+            raise app.UsageError(f"Invalid --systems: {name!r}. Expected {', '.join(SYSTEMS)}.")
     chosen = list(names or SYSTEMS)
     if not has_bfloat16():
-        print("Without bfloat16: these processors do not multiply it.")
+        print(
+            "bfloat16 systems are skipped, because this processor has no bfloat16 multiplication."
+        )
         chosen = [name for name in chosen if "bfloat16" not in SYSTEMS[name].program]
     return chosen
 
@@ -372,7 +376,7 @@ def claims_of(kept: Kept, level: float) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Runs missing runs; prints and writes the comparison."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     names, seeds = choose(_SYSTEMS.value), common.integers("seeds", _SEEDS.value)
     few = "" if _EXAMPLES.value is None else f"-{_EXAMPLES.value}"
     folder = Path(_RECORDS.value) / f"{_DATA.value}{few}"

@@ -153,14 +153,16 @@ def data_examples() -> int:
     settings = prepare(*make_flags().parse(train_arguments())).settings
     found = data.open_parts(settings).num_examples
     if found is None:
-        raise app.UsageError(f"--data={_DATA.value}: how many examples it has is not known.")
+        raise app.UsageError(
+            f"Invalid --data={_DATA.value}. Expected data with a known number of examples."
+        )
     return found
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     if _BARE.value:
         print(json.dumps(bare_rates()))
         return

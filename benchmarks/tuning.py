@@ -226,14 +226,14 @@ def finish(name: str, trials: list[dict[str, Any]], folder: Path) -> None:
 def main(_: Any) -> None:
     name = _SEARCH.value
     if name not in SEARCHES:
-        raise app.UsageError(f"--search={name}. Expected {', '.join(SEARCHES)}.")
+        raise app.UsageError(f"Invalid --search={name}. Expected {', '.join(SEARCHES)}.")
     folder = Path(_RECORDS.value) / name
     count = _TRIALS.value
     chosen = folder / CHOSEN
     if chosen.exists():
         # Selecting from more trials after an evaluation on the test part would overfit to it.
         count = len(list(folder.glob("trial_*/metrics.json")))
-        print(f"The search is closed: {chosen} has been measured on the test part.")
+        print(f"The search is closed, because the test part was evaluated: {chosen}.")
     trials = run_trials(name, count, folder)
     print(summary.write("tuning", f"{name}, validation", {"": table_of(trials)}, {}))
     if _FINAL.value:

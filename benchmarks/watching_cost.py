@@ -291,12 +291,14 @@ def claims_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Runs the benchmark; prints and writes its results."""
     if len(arguments) > 1:
-        raise app.UsageError(f"{arguments[1]!r} is no flag. Expected --flag=value.")
+        raise app.UsageError(f"Invalid argument {arguments[1]!r}. Expected --flag=value.")
     for name in _POLICIES.value:
         if name not in policies():
-            raise app.UsageError(f"--policies: {name!r}. Expected {', '.join(policies())}.")
+            raise app.UsageError(f"Invalid --policies: {name!r}. Expected {', '.join(policies())}.")
         if _LIVE.value and name in _LEAVE_OUT:
-            raise app.UsageError(f"--live: {name!r} would train fewer examples a step.")
+            raise app.UsageError(
+                f"Invalid --policies: {name!r} with --live. Expected policies that keep all examples."
+            )
     if _QUICK.value:
         for name, value in _QUICK_VALUES.items():
             if not flags.FLAGS[name].present:

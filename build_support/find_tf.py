@@ -25,7 +25,7 @@ def find_tf() -> dict[str, str]:
 
     version = re.match(r"(\d+)\.(\d+)\.(\d+)", tf.__version__)
     if version is None:
-        raise SystemExit(f"TensorFlow has the version {tf.__version__!r}; expected X.Y.Z.")
+        raise SystemExit(f"Invalid TensorFlow version {tf.__version__!r}. Expected X.Y.Z.")
     major, minor, patch = version.groups()
     if (int(major), int(minor)) < OLDEST:
         raise SystemExit(

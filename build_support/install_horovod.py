@@ -41,7 +41,9 @@ def leave_out_unbuildable(source: Path) -> None:
     path = source / "horovod" / "tensorflow" / "CMakeLists.txt"
     text, count = UNBUILDABLE.subn("", path.read_text(encoding="utf-8"))
     if count != 1:
-        raise SystemExit(f"{path} names xla_mpi_ops.cc {count} times, not once as {HOROVOD} does.")
+        raise SystemExit(
+            f"{path} contains xla_mpi_ops.cc {count} times. Expected once, as in {HOROVOD}."
+        )
     path.write_text(text, encoding="utf-8")
 
 

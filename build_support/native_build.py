@@ -59,9 +59,9 @@ def find_tensorflow(python: str | None = None) -> dict[str, str]:
         return _run_script(python, "find_tf.py", env)
     except BuildError as error:
         raise BuildError(
-            f"slipstream_tf: no usable TensorFlow in {python}. Install it there first: "
-            "pip install 'tensorflow-cpu>=2.16,<2.22'. If your build front end makes an "
-            "environment of its own (uv, python -m build), turn build isolation off or set "
+            f"slipstream_tf: TensorFlow cannot be imported in {python}. Install it there first: "
+            "pip install 'tensorflow-cpu>=2.16,<2.22'. If your build front end creates "
+            "an isolated environment (uv, python -m build), disable build isolation or set "
             f"PYTHON_BIN_PATH.\n{error}"
         ) from None
 
@@ -100,7 +100,9 @@ class NativeBuild:
         self._jobs = jobs or len(os.sched_getaffinity(0))
         self._cxx = os.environ.get("CXX", "g++")
         if shutil.which(self._cxx) is None:
-            raise BuildError(f"slipstream_tf: no C++ compiler {self._cxx!r} on PATH. Install g++.")
+            raise BuildError(
+                f"slipstream_tf: the C++ compiler {self._cxx!r} is not on PATH. Install g++."
+            )
         self._lists = read_sources()
         self._tf = find_tensorflow(python)
         self._cuda = find_cuda() if os.environ.get("SLIPSTREAM_WITH_CUDA", "0") == "1" else None
@@ -201,7 +203,9 @@ class NativeBuild:
         if subprocess.run(command, check=False).returncode:
             print(" ".join(command), flush=True)
             name = os.path.basename(target)
-            raise BuildError(f"slipstream_tf: could not make {name}; see above.")
+            raise BuildError(
+                f"slipstream_tf: {name} could not be built. The compiler output is above."
+            )
         Path(stamp).write_text(_digest(text, inputs()), encoding="utf-8")
 
 

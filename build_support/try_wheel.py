@@ -41,7 +41,7 @@ class Debian:
         self.root = _WORK / suite
         whole = self.root / "whole"
         if not whole.exists():
-            print(f"Making a Debian {suite}", flush=True)
+            print(f"Creating Debian {suite}", flush=True)
             self.root.mkdir(parents=True, exist_ok=True)
             included = "--include=python3,python3-venv"
             command = ["debootstrap", "--variant=minbase", included, suite, self.root, mirror]
@@ -144,12 +144,12 @@ def main() -> int:
         try:
             debian = Debian(suite, chosen.mirror)
         except subprocess.CalledProcessError as error:
-            print(f"No Debian {suite} could be made of {chosen.mirror}: {error}", flush=True)
+            print(f"Debian {suite} could not be created from {chosen.mirror}: {error}", flush=True)
             return _NO_DEBIAN
         for release in chosen.tensorflow.split(","):
             reported = f"Debian {suite}, Python {debian.python}, TensorFlow {release}"
             if not download(debian, release, wheel):
-                print(f"{reported}: there is none for this Python", flush=True)
+                print(f"{reported}: this Python has no TensorFlow {release}", flush=True)
                 continue
             seconds = try_one(debian, release, wheel)
             print(f"{reported}: works; installed in {seconds:.1f} s", flush=True)

@@ -35,7 +35,7 @@ def environment(name: str, packages: Sequence[str]) -> Path:
     python, stamp = folder / "bin" / "python", folder / "packages.txt"
     reported = "\n".join(packages)
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != reported:
-        print(f"Making an environment with {', '.join(packages)}", flush=True)
+        print(f"Creating an environment with {', '.join(packages)}", flush=True)
         venv.create(folder, with_pip=True)
         quiet = ["--quiet", "--disable-pip-version-check"]
         subprocess.run([python, "-m", "pip", "install", *quiet, *packages], check=True)

@@ -89,7 +89,7 @@ class Site:
             path, _, anchor = link.partition("#")
             target = os.path.normpath(os.path.join(os.path.dirname(source), path))
             if not (ROOT / target).exists():
-                raise FileNotFoundError(f"{source} links to {link}, which is not there")
+                raise FileNotFoundError(f"{source} links to {link}, which does not exist")
             place = self._place(target, anchor)
             if place is None:
                 return words
@@ -110,7 +110,9 @@ class Site:
         if (ROOT / target).is_dir():
             return None
         if target.endswith(".md") and not target.startswith(RESULTS):
-            raise FileNotFoundError(f"No page of the site includes {target}, which is linked to")
+            raise FileNotFoundError(
+                f"The link target {target} is not included in any page of the site"
+            )
         self.copied.add(target)
         return f"{COPIES}/{target}"
 

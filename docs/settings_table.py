@@ -114,7 +114,7 @@ def table(rows: Iterable[tuple[str, str, str, str]]) -> str:
 def advised(advice: Mapping[str, str], name: str) -> str:
     """Returns the advice for a setting; raises KeyError if it is missing."""
     if name not in advice:
-        raise KeyError(f"docs/settings_when.py does not say when to change {name}")
+        raise KeyError(f"docs/settings_when.py has no entry for {name}")
     return advice[name]
 
 

@@ -54,7 +54,7 @@ def read_archive(path: str) -> tuple[np.ndarray, np.ndarray]:
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile and pyarrow raise errors of many types for damaged files.
-        raise ValueError(f"{path}: not the archive ml-1m.zip of GroupLens: {error}") from error
+        raise ValueError(f"{path} is not the archive ml-1m.zip of GroupLens: {error}") from error
     known = users["user"].to_numpy()
     order = np.argsort(known)
     profiles = np.column_stack(
@@ -64,7 +64,9 @@ def read_archive(path: str) -> tuple[np.ndarray, np.ndarray]:
     indices = np.searchsorted(known, user, sorter=order)
     is_known = known[order][np.minimum(indices, len(known) - 1)] == user
     if not is_known.all():
-        raise ValueError(f"{path}: ratings.dat has the user {user[~is_known][0]}, users.dat not.")
+        raise ValueError(
+            f"{path}: user {user[~is_known][0]} of ratings.dat is missing in users.dat."
+        )
     hour = ratings["ts"].to_numpy() // 3600 % 24
     keys = np.column_stack([user, ratings["movie"].to_numpy(), profiles[indices], hour])
     return keys, (ratings["stars"].to_numpy() >= _LIKED_FROM).astype(np.float32)

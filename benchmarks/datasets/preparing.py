@@ -94,12 +94,12 @@ def read_arrays(path: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as arrays:
             missing = [name for name in names if name not in arrays]
             if missing:
-                raise ValueError(f"it has no arrays {missing}, but {list(arrays)}")
+                raise ValueError(f"it contains {list(arrays)}, but not {missing}")
             return {name: arrays[name] for name in names}
     except FileNotFoundError:
         raise
     except Exception as error:  # NumPy and zipfile raise errors of many types for damaged files.
-        raise ValueError(f"{path}: no .npz file with {', '.join(names)}: {error}") from error
+        raise ValueError(f"{path} is not an .npz file with {', '.join(names)}: {error}") from error
 
 
 def require_integers(path: str, arrays: Mapping[str, np.ndarray], bits: int) -> None:

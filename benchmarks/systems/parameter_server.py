@@ -63,7 +63,9 @@ def free_ports(count: int) -> list[int]:
             sockets[-1].bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
     except OSError as error:
-        raise SystemExit(f"parameter_server: no {count} ports of loopback: {error}") from None
+        raise SystemExit(
+            f"parameter_server: {count} ports on loopback are not available: {error}"
+        ) from None
     finally:
         for one in sockets:
             one.close()

@@ -26,7 +26,7 @@ def shoot(address: str, name: str, height: int, seconds: float) -> None:
     """Writes what a page looks like some seconds after it was opened."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        raise SystemExit("No chromium or google-chrome on PATH.")
+        raise SystemExit("Neither chromium nor google-chrome is on PATH.")
     options = [
         *("--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"),
         *(f"--window-size={_WIDTH},{height}", f"--virtual-time-budget={int(1000 * seconds)}"),
