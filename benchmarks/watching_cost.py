@@ -297,7 +297,7 @@ def main(arguments: Sequence[str]) -> None:
             raise app.UsageError(f"Invalid --policies: {name!r}. Expected {', '.join(policies())}.")
         if _LIVE.value and name in _LEAVE_OUT:
             raise app.UsageError(
-                f"Invalid --policies: {name!r} with --live. Expected policies that keep all examples."
+                f"Invalid --policies: {name!r} with --live. Expected policies that drop no example."
             )
     if _QUICK.value:
         for name, value in _QUICK_VALUES.items():

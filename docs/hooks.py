@@ -1,9 +1,9 @@
-"""Hooks of mkdocs: pages include parts of README.md and other files, and link to repository files.
+"""MkDocs hooks that include parts of repository files in pages and convert their links.
 
-A line `--8<-- "README.md:name"` stands for the part of README.md between the marks of that name
-(pymdownx.snippets, relative to the repository). Links of included text are relative to the file
-that it is from, those of a page to the page, so that both can be followed in the repository. Here
-they become links of the site: to the page that includes the section or file, or to a copy of it.
+A line `--8<-- "README.md:name"` includes the part of README.md between the marks of that name
+(pymdownx.snippets, relative to the repository). Links in the sources are relative to the file that
+contains them, so that they work in the repository. The hooks convert them to links of the site: to
+the page that includes the section or file, or to a copy of the file.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = "docs"
-COPIES = "repository"  # Where the site has copies of files that are no pages.
-RESULTS = "benchmarks/results/"  # Copies of these are pages, which link to nothing.
+COPIES = "repository"  # Folder of the site for copies of files without a page.
+RESULTS = "benchmarks/results/"  # These files are copied as pages without links.
 
 _INCLUDE = re.compile(r'^--8<-- "([^":]+)(?::[^"]+)?"$', re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-# What the theme loads from the network for search in files that no server gives.
+# Script that the theme loads from the network for search in local files.
 _FROM_NETWORK = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 
 
 def slug(heading: str) -> str:
-    """Returns the anchor of a heading; the same on the site and in the repository."""
+    """Returns the anchor of a heading, which is equal on the site and in the repository."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
@@ -42,10 +42,10 @@ def _preprocessor() -> Any:
 
 
 class Site:
-    """Where sections and files of the repository are found in the site.
+    """Maps sections and files of the repository to pages of the site.
 
     Args:
-        pages: text of every page by its path in `docs`, as written.
+        pages: Source text of each page, by path in `docs`.
     """
 
     def __init__(self, pages: dict[str, str]) -> None:
@@ -60,14 +60,14 @@ class Site:
                     self._places.setdefault((source, slug(heading)), page)
 
     def expand(self, page: str, text: str) -> str:
-        """Returns a page's text with what it includes, and links of the site.
+        """Returns the text of a page with its includes and with links of the site.
 
         Args:
-            page: its path in `docs`.
-            text: as written.
+            page: Path of the page in `docs`.
+            text: Source text of the page.
 
         Raises:
-            FileNotFoundError: a link leads nowhere.
+            FileNotFoundError: The target of a link does not exist.
         """
 
         def include(match: re.Match[str]) -> str:
@@ -80,7 +80,7 @@ class Site:
         return "\n".join(self._snippets.run([line]))
 
     def _linked(self, page: str, source: str, text: str) -> str:
-        """Rewrites the links of a text that stands on `page` and is from the file `source`."""
+        """Converts the links of a text from the file `source` that is shown on `page`."""
 
         def rewrite(match: re.Match[str]) -> str:
             mark, words, link = match.groups()
@@ -96,12 +96,12 @@ class Site:
             relative = os.path.relpath(place, os.path.dirname(page) or ".")
             return f"{mark}[{words}]({relative}{'#' + anchor if anchor else ''})"
 
-        parts = _FENCED.split(text)  # Every other part is a block of code.
+        parts = _FENCED.split(text)  # Parts with odd indices are code blocks.
         parts[::2] = [_LINK.sub(rewrite, part) for part in parts[::2]]
         return "".join(parts)
 
     def _place(self, target: str, anchor: str) -> str | None:
-        """Returns a repository file's path in the site; None for a folder, which has none."""
+        """Returns the path of a repository file in the site, or None for a folder."""
         if target.startswith(f"{DOCS}/"):
             return target[len(DOCS) + 1 :]
         place = self._places.get((target, anchor)) or self._places.get((target, ""))
@@ -136,12 +136,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Puts in what a page includes."""
-    assert _site is not None  # on_files comes first.
+    """Returns the Markdown of a page with its includes."""
+    assert _site is not None  # MkDocs calls on_files first.
     return _site.expand(page.file.src_uri, markdown)
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Lets pages search without a network."""
+    """Replaces the network script of the search with a local script."""
     own = (ROOT / DOCS / "offline_search.js").read_text(encoding="utf-8")
     return output.replace(_FROM_NETWORK, f"<script>{own}</script>")

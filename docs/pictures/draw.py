@@ -1,8 +1,8 @@
-"""Draws the pictures of docs/concepts.md; the SVG files beside this program are what it writes.
+"""Draws the pictures of docs/concepts.md as SVG files in this folder.
 
     python docs/pictures/draw.py
 
-What they show is made up to explain the words; measurements are in the tables.
+The data is invented to explain the terms. Measurements are in the tables of the documentation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from drawing import (  # noqa: E402  (lies beside this file)
+from drawing import (  # noqa: E402  (in the folder of this file)
     COLD,
     INK,
     LINE,
@@ -30,7 +30,7 @@ from drawing import (  # noqa: E402  (lies beside this file)
 
 PALE = {SATURATED: "#d9f0ec", VARYING: "#fbe8d8", COLD: "#eef2f4", WARMING: "#e2ebfd"}
 THRESHOLD = 0.2
-# State in each window, and the row's signed movement in it, in the unit of the rows.
+# State in each window and signed movement of the row, in the unit of the row values.
 WINDOWS = (
     ("cold", 0.8), ("warming", 1.1), ("varying", 0.8), ("varying", -0.42), ("varying", 0.33),
     ("varying", 0.13), ("saturated", -0.09), ("saturated", 0.17), ("saturated", -0.06),
@@ -40,14 +40,14 @@ COLORS = {"cold": COLD, "warming": WARMING, "varying": VARYING, "saturated": SAT
 
 
 def saturation() -> Picture:
-    """One row over twelve windows: value, drift, state."""
+    """Draws the value, drift and state of a row over twelve windows."""
     picture = Picture(470, "A row's value, its drift per window and its key's state, over time")
     left, right = 20.0, WIDTH - 90.0
     step = (right - left) / len(WINDOWS)
     for index, (state, _) in enumerate(WINDOWS):
         fill = PALE.get(COLORS[state], PAPER)
         picture.box(left + index * step, 50, step, 360, fill, fill, 0)
-    picture.text(left, 34, "a value of the row", anchor="start", bold=True)
+    picture.text(left, 34, "one value of the row", anchor="start", bold=True)
     picture.text(right, 34, "dots: snapshots", 14, MUTED, "end")
     source = random.Random(3)
     start, bottom, scale = 0.0, 198.0, 44.0
@@ -88,13 +88,13 @@ def saturation() -> Picture:
     for number, (state, begin, end) in enumerate(edges):
         x, wide = left + begin * step, (end - begin) * step
         picture.box(x + 1, 418, wide - 2, 12, COLORS[state], COLORS[state], 3)
-        # Narrow ones are named one line lower, so that words do not meet.
+        # The label of a narrow state is one line lower, so that labels do not overlap.
         picture.text(x + wide / 2, 447 if number != 1 else 463, state, 14)
     return picture
 
 
 def states() -> Picture:
-    """The states of a key."""
+    """Draws the states of a key and their transitions."""
     picture = Picture(436, "States of a key: cold, warming, varying, saturated, probing")
     cold, warming = (85, 60), (370, 60)
     varying, saturated, probing = (370, 195), (105, 195), (105, 335)
@@ -114,8 +114,8 @@ def states() -> Picture:
     note(238, 222, "drift ≥ T")
     picture.line([(92, 216), (92, 313)], arrow=True)
     picture.line([(118, 314), (118, 218)], arrow=True)
-    note(84, 258, "now and", "end")
-    note(84, 275, "then", "end")
+    note(84, 258, "every", "end")
+    note(84, 275, "few windows", "end")
     note(126, 258, "drift < T", "start")
     picture.line([(160, 322), (356, 218)], arrow=True)
     note(282, 282, "drift ≥ T", "start")
@@ -124,15 +124,15 @@ def states() -> Picture:
     picture.label(*varying, "varying", VARYING)
     picture.label(*saturated, "saturated", SATURATED, 116)
     picture.label(*probing, "probing", PROBING)
-    note(240, 384, "Warming: watched, and not decided on yet.")
-    note(240, 403, "Probing: trained for a window as if it varied.")
-    note(240, 422, "Any key that leaves the hot set is cold again.")
+    note(240, 384, "Warming: tracked for one window before a decision.")
+    note(240, 403, "Probing: trained for one window like a varying key.")
+    note(240, 422, "A key that leaves the hot set becomes cold.")
     return picture
 
 
 def window() -> Picture:
-    """Hot set, and what happens at a window's start and end."""
-    picture = Picture(430, "The hot set, and the course of a window")
+    """Draws the hot set, and the actions at the start and end of a window."""
+    picture = Picture(430, "The hot set, and the actions at the start and end of a window")
     picture.text(20, 32, "access counts of a table's keys", anchor="start", bold=True)
     base, count, hot = 190.0, 40, 12
     wide = (WIDTH - 40) / count
@@ -142,8 +142,8 @@ def window() -> Picture:
         color = SATURATED if rank < hot else COLD
         picture.box(20 + rank * wide, base - tall, wide - 3, tall, color, color, 1.5)
     picture.text(28 + hot * wide, 70, "hot set: the most accessed keys", 14, INK, "start")
-    picture.text(28 + hot * wide, 89, "whose snapshots fit HotSet(memory)", 14, MUTED, "start")
-    picture.text(WIDTH - 20, 136, "all others are cold", 14, MUTED, "end")
+    picture.text(28 + hot * wide, 89, "with snapshots within HotSet(memory)", 14, MUTED, "start")
+    picture.text(WIDTH - 20, 136, "all other keys are cold", 14, MUTED, "end")
     picture.text(20, 236, "one window", anchor="start", bold=True)
     top, start, end = 262.0, 76.0, 404.0
     picture.line([(20, top), (WIDTH - 16, top)], INK, 1.6, arrow=True)
@@ -159,18 +159,18 @@ def window() -> Picture:
     for line, words in enumerate(
         (
             "snapshot:",
-            "the hot rows are copied",
-            "(two windows touch: the",
-            "end of one is this start)",
+            "a copy of the hot rows",
+            "(the end of a window is",
+            "the start of the next)",
         )
     ):
         picture.text(32, 327 + 21 * line, words, 14, INK if line < 2 else MUTED, "start", line == 0)
     picture.box(226, 304, 234, 106, PALE[VARYING], VARYING)
     texts = (
-        "for each hot row: drift",
-        "from the sample of examples: T",
-        "for each hot key: its state",
-        "then the next hot set",
+        "drift of each hot row",
+        "threshold T from the sample",
+        "state of each hot key",
+        "hot set of the next window",
     )
     for line, words in enumerate(texts):
         picture.text(238, 327 + 21 * line, f"{line + 1}. {words}", 14, anchor="start")
@@ -178,11 +178,9 @@ def window() -> Picture:
 
 
 def threshold() -> Picture:
-    """Scores of examples, and T as their quantile."""
+    """Draws scores of examples, and T as a quantile of the scores."""
     picture = Picture(480, "The score of an example, and T as a quantile of the scores")
-    picture.text(
-        20, 30, "examples of the sample, and the drifts of their keys", anchor="start", bold=True
-    )
+    picture.text(20, 30, "sampled examples and the drifts of their keys", anchor="start", bold=True)
     left, right = 96.0, 380.0
 
     def place(drift: float) -> float:
@@ -204,13 +202,11 @@ def threshold() -> Picture:
         if not is_hot:
             picture.dot(420, y, VARYING, 7)
             picture.text(434, y + 5, "∞", 17, INK, "start")
-    picture.text(WIDTH - 20, 207, "a key that is not tracked", 13.5, MUTED, "end")
+    picture.text(WIDTH - 20, 207, "untracked key", 13.5, MUTED, "end")
     picture.line([(left, 188), (right, 188)], MUTED, 1, arrow=True)
     picture.text(left, 207, "drift", 13.5, MUTED, "start")
     picture.dot(28, 232, VARYING, 7)
-    picture.text(
-        42, 237, "the score: the largest drift of an example (alpha = 1)", 14, INK, "start"
-    )
+    picture.text(42, 237, "score: the largest drift of an example (alpha = 1)", 14, INK, "start")
     picture.text(20, 278, "scores, sorted", anchor="start", bold=True)
     floor, top, first, hot, last = 430.0, 300.0, 40.0, 350.0, 460.0
     cut = first + 0.4 * (hot - first)
@@ -228,18 +224,16 @@ def threshold() -> Picture:
     picture.line([(first, floor), (last, floor)], MUTED, 1.2)
     picture.text((first + cut) / 2, 320, "skippable", 14, SATURATED, bold=True)
     picture.text((hot + last) / 2, 320, "not hot: ∞", 14, MUTED)
-    picture.text((first + cut) / 2, floor + 20, "share", 14)
+    picture.text((first + cut) / 2, floor + 20, "fraction", 14)
     picture.text((cut + hot) / 2, floor + 20, "the other hot examples", 14)
     picture.text((hot + last) / 2, floor + 20, "never skipped", 14, MUTED)
-    picture.text(
-        20, 472, "T is the smallest score above that share: one sort.", 13.5, MUTED, "start"
-    )
+    picture.text(20, 472, "T is the smallest score above that fraction.", 13.5, MUTED, "start")
     return picture
 
 
 def savings() -> Picture:
-    """What is done for saturated keys, way by way."""
-    picture = Picture(382, "What each way to save leaves out for saturated keys")
+    """Draws the steps that each policy saves for saturated keys."""
+    picture = Picture(382, "Steps that each policy saves for saturated keys")
     columns = ("read row", "forward", "backward", "send", "update")
     left, wide = 124.0, 68.0
     for index, name in enumerate(columns):
@@ -247,9 +241,13 @@ def savings() -> Picture:
     full, out, later = SATURATED, None, VARYING
     rows = (
         ("plain", (full, full, full, full, full), ""),
-        ("skip examples", (out, out, out, out, out), "no part of the example is trained"),
-        ("mask", (full, full, full, out, out), "the row's gradient is thrown away"),
-        ("defer", (full, full, full, later, later), "sums go when they would move the row"),
+        ("skip examples", (out, out, out, out, out), "the example is not trained"),
+        ("mask", (full, full, full, out, out), "the gradient of the row is discarded"),
+        (
+            "defer",
+            (full, full, full, later, later),
+            "sums are applied once they would move the row",
+        ),
     )
     for number, (name, cells, words) in enumerate(rows):
         y = 48.0 + 70 * number
@@ -262,9 +260,9 @@ def savings() -> Picture:
             picture.text(left + 4, y + 57, words, 14, MUTED, "start")
     y = 354.0
     legend = (
-        (full, "at every step"),
+        (full, "in every step"),
         (later, "later, as a sum"),
-        (None, "left out"),
+        (None, "saved"),
     )
     x = 16.0
     for color, words in legend:
@@ -277,8 +275,8 @@ def savings() -> Picture:
 
 
 def traffic() -> Picture:
-    """Bytes in a step of two ranks, by placement."""
-    picture = Picture(566, "Bytes between two ranks in a step, replicated and sharded")
+    """Draws the messages between two ranks in a step, by placement."""
+    picture = Picture(566, "Messages between two ranks in a step, replicated and sharded")
 
     def ranks(y: float, height: float, words: str) -> None:
         for x, name in ((16.0, "rank 0"), (354.0, "rank 1")):
@@ -295,24 +293,24 @@ def traffic() -> Picture:
         if note:
             picture.text(240, y + 19, note, 13, MUTED)
 
-    picture.text(16, 28, "replicated: every rank holds all rows", anchor="start", bold=True)
-    ranks(42, 186, "all rows||window's end:|counts, scores,|losses, a digest|of keys and T")
+    picture.text(16, 28, "replicated: every rank has all rows", anchor="start", bold=True)
+    ranks(42, 186, "all rows||window end:|counts, scores,|losses, digest|of keys and T")
     between(76, "dense gradients", MUTED)
     between(124, "gradient rows, one per key", VARYING, note="masked: never; deferred: when due")
-    between(186, "at a window's end: control", WARMING, note="the same decisions on all ranks")
+    between(186, "at the window end: control", WARMING, note="all ranks make equal decisions")
     picture.text(
-        16, 266, "sharded: a row has one owner, by its key's hash", anchor="start", bold=True
+        16, 266, "sharded: the hash of a key determines its owner", anchor="start", bold=True
     )
     ranks(
         280,
         272,
-        "its own rows||window's end:|counts, scores,|losses, a digest|of keys and T",
+        "rows it owns||window end:|counts, scores,|losses, digest|of keys and T",
     )
     between(318, "dense gradients", MUTED)
-    between(366, "keys, to their owners", PROBING)
-    between(420, "rows, back", SATURATED)
-    between(474, "gradient rows, to owners", VARYING, note="masked: never; deferred: when due")
-    between(530, "at a window's end: control", WARMING)
+    between(366, "keys to owners", PROBING)
+    between(420, "rows from owners", SATURATED)
+    between(474, "gradient rows to owners", VARYING, note="masked: never; deferred: when due")
+    between(530, "at the window end: control", WARMING)
     return picture
 
 
@@ -320,7 +318,7 @@ PICTURES = (saturation, states, window, threshold, savings, traffic)
 
 
 def main() -> None:
-    """Writes all files."""
+    """Writes all pictures."""
     for draw in PICTURES:
         (HERE / f"{draw.__name__}.svg").write_text(draw().svg(), encoding="utf-8")
 

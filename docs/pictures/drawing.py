@@ -1,4 +1,4 @@
-"""A few shapes as SVG text, in one style: 480 wide, so that words can be read on a telephone."""
+"""SVG shapes in one style, 480 units wide, so that text is readable on a phone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Point = tuple[float, float]
 
 
 class Picture:
-    """Collects shapes; later ones lie above earlier ones."""
+    """SVG picture. Later shapes cover earlier shapes."""
 
     def __init__(self, height: int, title: str) -> None:
-        """Takes the height and what a screen reader says."""
+        """Sets the height and the title for screen readers."""
         self._height, self._title = height, title
         self._shapes: list[str] = []
 
@@ -32,7 +32,7 @@ class Picture:
         anchor: str = "middle",
         bold: bool = False,
     ) -> None:
-        """Writes one line; y is its base line."""
+        """Adds a line of text with base line y."""
         weight = ' font-weight="600"' if bold else ""
         self._shapes.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{color}" '
@@ -51,7 +51,7 @@ class Picture:
         dashed: bool = False,
         opacity: float = 1,
     ) -> None:
-        """Draws a rectangle."""
+        """Adds a rectangle."""
         dashes = ' stroke-dasharray="5 4"' if dashed else ""
         faint = f' fill-opacity="{opacity:g}"' if opacity != 1 else ""
         self._shapes.append(

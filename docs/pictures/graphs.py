@@ -1,11 +1,11 @@
-"""Draws which room builds on which: the includes of cc_ops/core and the imports of the package.
+"""Draws the includes between folders of cc_ops/core and the imports between subpackages.
 
     python docs/pictures/graphs.py
 
-Writes `includes.svg` and `imports.svg` beside this program. An arrow on the right leads to a room
-that stands above in the list, on which others build. One on the left would lead the other way,
-which the tests of directions forbid. `includes_before.svg` and `imports_before.svg` are of the
-sources before the core had rooms, drawn in the rooms that their files have now.
+Writes `includes.svg` and `imports.svg` to this folder. The folders are listed from the lowest to
+the highest layer. An arrow on the right points to a lower layer. An arrow on the left would point
+to a higher layer, which the tests of include and import directions forbid. `includes_before.svg`
+and `imports_before.svg` show earlier sources, with their files assigned to today's folders.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Edges = collections.Counter[tuple[str, str]]
 
 
 def sources(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Returns the files of the core but tests, named from cc_ops/core on."""
+    """Returns the source files of the core without tests, by path in cc_ops/core."""
     found = sorted(p for p in folder.rglob("*") if p.suffix in (".h", ".cc"))
     names = {path.relative_to(folder).as_posix(): path for path in found}
     return {n: p for n, p in names.items() if "_test." not in n and "fuzz" not in n}
 
 
 def includes(tree: pathlib.Path) -> tuple[dict[str, int], Edges]:
-    """Returns the number of files of each room, and of includes between two rooms."""
+    """Returns the number of files per folder, and of includes between folders."""
 
     def room(name: str) -> str:
         return name.rpartition("/")[0]
@@ -57,7 +57,7 @@ def includes(tree: pathlib.Path) -> tuple[dict[str, int], Edges]:
 
 
 def imports(tree: pathlib.Path) -> tuple[dict[str, int], Edges]:
-    """Returns the number of modules of each room, and of imports between two rooms."""
+    """Returns the number of modules per subpackage, and of imports between subpackages."""
     package = tree / "slipstream_tf"
     sizes: dict[str, int] = collections.Counter()
     edges: Edges = collections.Counter()
@@ -79,7 +79,7 @@ def imports(tree: pathlib.Path) -> tuple[dict[str, int], Edges]:
 
 
 def draw(rooms: tuple[str, ...], sizes: dict[str, int], edges: Edges, title: str) -> Picture:
-    """Draws the rooms below each other, and an arc for those that build on each other."""
+    """Draws the folders as a list, and an arc for each dependency."""
     row = 34
     picture = Picture(60 + row * len(rooms), title)
     picture.text(240, 24, title, bold=True)
@@ -99,8 +99,8 @@ def draw(rooms: tuple[str, ...], sizes: dict[str, int], edges: Edges, title: str
         picture.line([*bend, (x, end)], color, 0.8 + 0.5 * min(count, 9) ** 0.5, arrow=True)
     for name in rooms:
         picture.text(240, height[name] + 5, f"{name} ({sizes.get(name, 0)})", 14, INK)
-    words = f"{up} point up" if up else "none points up"
-    picture.text(240, 52 + row * len(rooms), f"files in brackets; of the arrows {words}", 13, MUTED)
+    words = f"{up} arrows point to a higher layer" if up else "no arrow points to a higher layer"
+    picture.text(240, 52 + row * len(rooms), f"number of files in brackets; {words}", 13, MUTED)
     return picture
 
 
@@ -111,7 +111,7 @@ def picture_of(kind: str) -> Picture:
         "imports": (PACKAGE, imports, "slipstream_tf"),
     }[kind]
     sizes, edges = read(ROOT)
-    return draw(rooms, sizes, edges, f"{kind.capitalize()} between the rooms of {where}")
+    return draw(rooms, sizes, edges, f"{kind.capitalize()} between the folders of {where}")
 
 
 def main() -> None:

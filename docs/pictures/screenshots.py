@@ -1,9 +1,10 @@
-"""Takes the documentation's screenshots, of the runs of docs/tutorials/skipping.md.
+"""Takes the screenshots of the documentation from the runs of docs/tutorials/skipping.md.
 
     python docs/pictures/screenshots.py FOLDER
 
-In: a folder in which the tutorial's commands have run, "predicted" with `--tensorboard=board`.
-Out: report.png and tensorboard.png beside this program. It needs Chromium and TensorBoard.
+FOLDER is the folder in which the commands of the tutorial ran, with `--tensorboard=board` for the
+run "predicted". The program writes report.png and tensorboard.png to its folder. It requires
+Chromium and TensorBoard.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WIDTH = 1280
 
 
 def shoot(address: str, name: str, height: int, seconds: float) -> None:
-    """Writes what a page looks like some seconds after it was opened."""
+    """Writes a screenshot of a page, some seconds after the page is opened."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("Neither chromium nor google-chrome is on PATH.")
@@ -36,14 +37,14 @@ def shoot(address: str, name: str, height: int, seconds: float) -> None:
 
 
 def free_port() -> int:
-    """Returns a port of loopback that nobody listens at."""
+    """Returns a free port on the loopback interface."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def shoot_board(folder: pathlib.Path) -> None:
-    """Serves a folder by TensorBoard, and takes its picture."""
+    """Takes a screenshot of TensorBoard for a log folder."""
     port = free_port()
     address = f"http://127.0.0.1:{port}/"
     server = subprocess.Popen(
@@ -61,7 +62,7 @@ def shoot_board(folder: pathlib.Path) -> None:
                 pass
             time.sleep(0.5)
         else:
-            raise SystemExit(f"TensorBoard shows no run of {folder}.")
+            raise SystemExit(f"TensorBoard found no run in {folder}.")
         shoot(f"{address}#timeseries", "tensorboard.png", 1000, 30)
     finally:
         server.terminate()
@@ -69,7 +70,7 @@ def shoot_board(folder: pathlib.Path) -> None:
 
 
 def main() -> int:
-    """Takes both."""
+    """Takes both screenshots and returns the exit code."""
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
     folder = pathlib.Path(sys.argv[1]).resolve()

@@ -1,8 +1,9 @@
-"""Draws a step of a trace of `slipstream-train --trace=FILE`: what each rank does, and when.
+"""Draws the operations of each rank during a step of a `slipstream-train --trace=FILE` trace.
 
     python docs/pictures/step.py TRACE PICTURE.svg [MILLISECONDS]
 
-The step of median length is drawn, from its lookup to the next one's.
+The picture shows the step of median length, from its lookup to the lookup of the next step.
+MILLISECONDS is the duration that the width of the picture covers, by default the whole step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from drawing import (  # noqa: E402  (lies beside this file)
+from drawing import (  # noqa: E402  (in the folder of this file)
     INK,
     LINE,
     MUTED,
@@ -31,40 +32,40 @@ from drawing import (  # noqa: E402  (lies beside this file)
 
 _LOOKUP = "SlipstreamLookup"
 _LEFT, _RIGHT, _TOP, _TRACK = 98.0, 14.0, 66.0, 34.0
-# Of a thread's name -> heading of its track, color.
+# Prefix of thread names -> heading and color of the track.
 _TRACKS = {"tf_Compute": ("computes", SATURATED), "tf_data": ("reads", WARMING)}
-# What threads of Horovod do; waiting for the next cycle is not in it.
+# Color of Horovod messages. Waiting for the next cycle is excluded.
 _MESSAGES = VARYING
 Span = tuple[float, float]
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """Returns a trace's events."""
+    """Returns the events of a trace."""
     opened: Any = gzip.open if path.endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8") as file:
         return json.load(file)["traceEvents"]
 
 
 def median_step(events: Iterable[dict[str, Any]]) -> Span:
-    """Returns where the step of median length of rank 0 begins and ends."""
+    """Returns the start and end of the step of median length on rank 0."""
     starts = sorted(e["ts"] for e in events if e.get("name") == _LOOKUP and e["pid"] == 0)
     steps = sorted(itertools.pairwise(starts), key=lambda step: step[1] - step[0])
     return steps[len(steps) // 2]
 
 
 def spans_of(events: Sequence[dict[str, Any]], rank: int, thread: str) -> list[Span]:
-    """Returns when operations ran on the threads of a rank whose names begin so."""
+    """Returns the spans of operations on the threads of a rank with a name prefix."""
     named = {e["tid"]: e["args"]["name"] for e in events
              if e["pid"] == rank and e.get("name") == "thread_name"}  # fmt: skip
     chosen = {tid for tid, name in named.items() if name.startswith(thread)}
-    # Events that only hold others, and wait for them, are left out.
+    # Events that only contain and wait for other events are excluded.
     inner = [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["tid"] in chosen
              and not e["name"].startswith(("Iterator", "Executor", "Instantiated"))]  # fmt: skip
     return [(e["ts"], e["ts"] + e["dur"]) for e in inner]
 
 
 def messages(events: Sequence[dict[str, Any]]) -> list[Span]:
-    """Returns when Horovod of rank 0 carried a message."""
+    """Returns the spans of the messages of Horovod on rank 0."""
     found, begun = [], {}
     for event in events:
         if event["pid"] < 1000 or "ts" not in event:
@@ -83,8 +84,8 @@ def draw(events: Sequence[dict[str, Any]], milliseconds: float | None) -> Pictur
     """Returns the picture.
 
     Args:
-        events: of a trace.
-        milliseconds: of the picture's width; None: of the step.
+        events: Events of a trace.
+        milliseconds: Duration that the width covers. None covers the whole step.
     """
     begin, end = median_step(events)
     width = (end - begin) if milliseconds is None else milliseconds * 1e3
@@ -122,7 +123,7 @@ def draw(events: Sequence[dict[str, Any]], milliseconds: float | None) -> Pictur
 
 
 def merged(spans: Iterable[Span], gap: float) -> list[Span]:
-    """Returns the spans, of which those that are nearly one are one."""
+    """Merges spans with gaps shorter than `gap`."""
     found: list[Span] = []
     for start, stop in sorted(spans):
         if found and start - found[-1][1] < gap:
@@ -133,7 +134,7 @@ def merged(spans: Iterable[Span], gap: float) -> list[Span]:
 
 
 def main() -> None:
-    """Draws the trace that is named."""
+    """Draws the trace of the command line."""
     if len(sys.argv) not in (3, 4):
         raise SystemExit(__doc__)
     limit = float(sys.argv[3]) if len(sys.argv) == 4 else None
