@@ -114,8 +114,8 @@ def states() -> Picture:
     note(238, 222, "drift ≥ T")
     picture.line([(92, 216), (92, 313)], arrow=True)
     picture.line([(118, 314), (118, 218)], arrow=True)
-    note(84, 258, "every", "end")
-    note(84, 275, "few windows", "end")
+    note(84, 258, "every N", "end")
+    note(84, 275, "windows", "end")
     note(126, 258, "drift < T", "start")
     picture.line([(160, 322), (356, 218)], arrow=True)
     note(282, 282, "drift ≥ T", "start")
@@ -241,7 +241,7 @@ def savings() -> Picture:
     full, out, later = SATURATED, None, VARYING
     rows = (
         ("plain", (full, full, full, full, full), ""),
-        ("skip examples", (out, out, out, out, out), "the example is not trained"),
+        ("skip", (out, out, out, out, out), "the example is not trained"),
         ("mask", (full, full, full, out, out), "the gradient of the row is discarded"),
         (
             "defer",
@@ -296,7 +296,7 @@ def traffic() -> Picture:
     picture.text(16, 28, "replicated: every rank has all rows", anchor="start", bold=True)
     ranks(42, 186, "all rows||window end:|counts, scores,|losses, digest|of keys and T")
     between(76, "dense gradients", MUTED)
-    between(124, "gradient rows, one per key", VARYING, note="masked: never; deferred: when due")
+    between(124, "gradient rows, one per key", VARYING, note="fewer if masked or deferred")
     between(186, "at the window end: control", WARMING, note="all ranks make equal decisions")
     picture.text(
         16, 266, "sharded: the hash of a key determines its owner", anchor="start", bold=True
@@ -309,7 +309,7 @@ def traffic() -> Picture:
     between(318, "dense gradients", MUTED)
     between(366, "keys to owners", PROBING)
     between(420, "rows from owners", SATURATED)
-    between(474, "gradient rows to owners", VARYING, note="masked: never; deferred: when due")
+    between(474, "gradient rows to owners", VARYING, note="fewer if masked or deferred")
     between(530, "at the window end: control", WARMING)
     return picture
 
