@@ -88,7 +88,7 @@ def main() -> None:
     # All ranks have the same model, because `fit` exchanges the deferred gradients at its end.
     if comm.rank == 0:
         print(slipstream.report())
-        print("bytes between ranks, as rank 0 sent them:", dict(comm.traffic().bytes))
+        print("bytes sent by rank 0:", dict(comm.traffic().bytes))
         _, auc = model.evaluate(clicks(20_000, seed=2).batch(4096), verbose=0)
         print(f"test AUC {auc:.4f}, trained by {comm.size} rank(s)")
 

@@ -63,7 +63,7 @@ def main() -> None:
         callbacks=[slipstream.callback()],
         verbose=2,
     )
-    print(f"{200_000 / (time.perf_counter() - start):,.0f} examples per second, watched")
+    print(f"{200_000 / (time.perf_counter() - start):,.0f} examples per second in the dry run")
     model.evaluate(test, verbose=2)
     print(slipstream.report())
 

@@ -54,7 +54,7 @@ def main() -> None:
 
     old = keras.layers.Embedding(50, 8)
     old.build()
-    print("rows of the Keras embedding:", slip.tables.from_embedding(items, old))
+    print("rows imported from Keras:", slip.tables.from_embedding(items, old))
     model.fit(
         {name: keys[name] for name in ("user", "item")},
         label,
@@ -62,11 +62,11 @@ def main() -> None:
         verbose=0,
         callbacks=[slip.keras.LearningRates()],
     )
-    print(f"rate of the items after {len(label) // 200} steps: {items.learning_rate:.3f}")
+    print(f"learning rate of items after {len(label) // 200} steps: {items.learning_rate:.3f}")
 
     items.write([1000], items.read([7]))  # Initialize a new item with the row of a similar item.
     print("rows removed:", items.remove([7, 8, 12345]))
-    print("items now:", len(items), "the last of them", items.keys()[-2:])
+    print("number of items:", len(items), "last keys:", items.keys()[-2:])
     print("keys renamed:", slip.tables.rename_keys(items, {1000: 7}, keep_others=True))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def main() -> None:
             wider.load_weights(path, skip_mismatch=True)
     wider.fit(keys, label, batch_size=200, verbose=0)
     after = wider.evaluate(keys, label, batch_size=2000, verbose=0)
-    print(f"loss with a feature more: {before:.3f}, then {after:.3f}")
+    print(f"loss with the new feature before and after training: {before:.3f}, {after:.3f}")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def train(flags: argparse.Namespace) -> None:
     labels, logits = (hvd.allgather(np.concatenate(part)) for part in zip(*tested, strict=True))
     if hvd.rank() == 0:
         print(slipstream.report().table())
-        print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} inputs")
+        print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} examples")
 
 
 if __name__ == "__main__":

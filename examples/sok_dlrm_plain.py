@@ -64,7 +64,7 @@ def train(flags: argparse.Namespace) -> None:
     tested = [(y, predict(x, k)) for x, k, y in batches(flags.data, "test", *fraction)]
     labels, logits = (hvd.allgather(np.concatenate(part)) for part in zip(*tested, strict=True))
     if hvd.rank() == 0:
-        print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} inputs")
+        print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} examples")
 
 
 if __name__ == "__main__":

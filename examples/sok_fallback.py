@@ -27,7 +27,7 @@ def unless_sok_loads(train: Train) -> Train:
     if problem is None:
         return train
     if slip.distributed.init().rank == 0:
-        print(f"No SOK here ({problem}): the same model trains on slipstream_tf's native tables.")
+        print(f"SOK is not available ({problem}). Training uses native tables.")
     return train_without_sok
 
 
@@ -95,4 +95,4 @@ def train_without_sok(flags: argparse.Namespace) -> None:
     labels, logits = (comm.gather(part, "control", f"example.{i}") for i, part in enumerate(parts))
     if comm.rank == 0:
         print(slipstream.report().table())
-        print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} inputs")
+        print(f"test AUC {auc(labels.numpy(), logits.numpy()):.4f} of {labels.shape[0]} examples")

@@ -50,8 +50,8 @@ def main() -> None:
         train(layer, rule, rows, [timer])
         milliseconds.append(1e3 * statistics.median(np.diff(ends[UNTIMED:])))
     theirs, ours = milliseconds
-    print(f"keras.layers.Embedding: {theirs:.2f} ms a step, table of {rows:,} x {DIM}")
-    print(f"slip.keras.Embedding:   {ours:.2f} ms a step, {theirs / ours:.0f} times as fast")
+    print(f"keras.layers.Embedding: {theirs:.2f} ms per step, table of {rows:,} x {DIM}")
+    print(f"slip.keras.Embedding:   {ours:.2f} ms per step, {theirs / ours:.0f} times as fast")
 
 
 if __name__ == "__main__":

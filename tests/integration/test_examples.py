@@ -42,7 +42,7 @@ def test_quickstart_tells_its_speed_and_what_could_be_saved(capsys):
 
 def test_speed_tells_both_layers_and_their_ratio(warm):
     keras, ours = run_example(warm, "speed.py", "3000").splitlines()[-2:]
-    pattern = r"([\d.]+) ms a step, (?:table of 3,000 x 32|(\d+) times as fast)"
+    pattern = r"([\d.]+) ms per step, (?:table of 3,000 x 32|(\d+) times as fast)"
     (theirs, _), (own, ratio) = (re.search(pattern, line).groups() for line in (keras, ours))
     assert keras.startswith("keras.layers.Embedding:") and float(own) > 0
     assert int(ratio) == pytest.approx(float(theirs) / float(own), abs=0.6, rel=0.02)
@@ -79,9 +79,9 @@ def auc_in(text):
 def test_rows_by_hand(capsys):
     runpy.run_path(str(EXAMPLES / "rows.py"), run_name="__main__")
     text = capsys.readouterr().out
-    assert "rows of the Keras embedding: 50\n" in text and "100 steps: 0.090\n" in text
-    assert "rows removed: 2\n" in text and "items now: 49" in text and "renamed: 1\n" in text
-    before, after = map(float, re.search(r"loss .*: ([\d.]+), then ([\d.]+)", text).groups())
+    assert "rows imported from Keras: 50\n" in text and "100 steps: 0.090\n" in text
+    assert "rows removed: 2\n" in text and "number of items: 49" in text and "renamed: 1\n" in text
+    before, after = map(float, re.search(r"loss .*: ([\d.]+), ([\d.]+)", text).groups())
     assert after < before
 
 
@@ -148,7 +148,7 @@ def test_a_report_of_a_dry_run(warm, tmp_path):
 def test_sok_example_says_that_it_trains_without_sok(warm):
     flags = ("--data=generated:19200", "--batch_size=96")
     lines = run_example(warm, "sok_dlrm.py", *flags).splitlines()
-    assert sum(line.startswith("No SOK here (") for line in lines) == 1
+    assert sum(line.startswith("SOK is not available (") for line in lines) == 1
     assert float(lines[-1].split()[2]) > 0.6 and lines[-1].startswith("test AUC ")
 
 

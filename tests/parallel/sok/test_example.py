@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 BATCH, STEPS = 128, 200
-FALLBACK = "No SOK here"
+FALLBACK = "SOK is not available"
 
 
 def flags(ranks: int) -> list[str]:
