@@ -59,13 +59,13 @@ def engine_arguments(*policies: str, **flat: Any) -> dict[str, Any]:
                 until = slip.Movement(**take(names))
             found.append(slip.DeferGradients(until, **take({"defer_memory": "memory"})))
         else:
-            raise ValueError(f"no policy {policy!r}")
+            raise ValueError(f"Unknown policy {policy!r}.")
     if "random_fractions" in flat:
         found.append(slip.baselines.SkipAtRandom(flat.pop("random_fractions")))
     window, hot_set, saturation = take(_WINDOW), take(_HOT_SET), take(_SATURATION)
     max_auc_loss, dry_run = flat.pop("max_auc_loss", None), flat.pop("dry_run", False)
     if flat:
-        raise ValueError(f"settings of no policy: {sorted(flat)}")
+        raise ValueError(f"Settings that belong to no given policy: {sorted(flat)}.")
     return {
         "policies": found,
         "window": slip.Window(**window),

@@ -287,12 +287,16 @@ def compare(old: Build, new: Build, case: str, run: Callable[[Build], Path]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--old", type=Path, help="folder of the build before")
-    parser.add_argument("--new", type=Path, help="folder of the build after")
-    parser.add_argument("--work", type=Path, default=Path("runs/same_bits"), help="folder of runs")
-    parser.add_argument("--modes", default=",".join(MODES), help="names joined by ','")
-    parser.add_argument("--placements", default=",".join(PLACEMENTS), help="names joined by ','")
-    parser.add_argument("--train_only", action="store_true", help="train the old build, no more")
+    parser.add_argument("--old", type=Path, help="folder of the earlier build")
+    parser.add_argument("--new", type=Path, help="folder of the later build")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/same_bits"), help="folder of the runs"
+    )
+    parser.add_argument("--modes", default=",".join(MODES), help="modes, separated by commas")
+    parser.add_argument(
+        "--placements", default=",".join(PLACEMENTS), help="placements, separated by commas"
+    )
+    parser.add_argument("--train_only", action="store_true", help="train only the old build")
     parser.add_argument("--fit", help=argparse.SUPPRESS)  # Used only inside a build.
     options = parser.parse_args()
     work = options.work.resolve()

@@ -294,7 +294,7 @@ class Fuzzer:
             outputs = tf.nest.flatten(results)
         except EXPECTED as error:
             if isinstance(error, NEVER) or not str(error):
-                raise AssertionError(f"{name} gives {type(error).__name__}: {error}") from error
+                raise AssertionError(f"{name} raises {type(error).__name__}: {error}") from error
             return type(error).__name__, error
         except AssertionError as error:
             # TensorFlow raises this error during tracing for a tensor with an unsupported dtype.
@@ -463,7 +463,7 @@ def main(seed: int, cases: int, seconds: float, journal: Path) -> None:
                 n: np.asarray(v) if isinstance(v, np.generic) else v for n, v in arguments.items()
             }
             error, found = called(-1, name, given, "eager")
-            assert not error, f"a valid call of {name} gives {error}: {found}"
+            assert not error, f"a valid call of {name} raises {error}: {found}"
             fuzzer.keep(name, given)
             return found
 

@@ -59,11 +59,11 @@ def main() -> None:
     is_intact = all(map(np.array_equal, before, rows_of(store, KNOWN)))
     step(store, 0)  # Known keys, because the table cannot grow.
     trained = rows_of(store, BATCH)
-    goes_on = all((now != then).all() for now, then in zip(trained, before, strict=False))
+    continues = all((now != then).all() for now, then in zip(trained, before, strict=False))
     resource.setrlimit(resource.RLIMIT_AS, unlimited)
     step(store, 1 << 40)
     grows = store.size("user") >= failed["rows"] + 1
-    print(json.dumps({**failed, "is_intact": is_intact, "goes_on": goes_on, "grows": grows}))
+    print(json.dumps({**failed, "is_intact": is_intact, "continues": continues, "grows": grows}))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_a_table_that_outgrows_the_memory_stays_intact() -> None:
         found["message"],
     ), found
     assert found["rows"] >= 65536
-    assert found["is_intact"] and found["goes_on"] and found["grows"], found
+    assert found["is_intact"] and found["continues"] and found["grows"], found
 
 
 def test_every_kernel_is_registered_with_its_check() -> None:

@@ -146,7 +146,7 @@ class ElasticCluster:
             if self._process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise TimeoutError(f"No {text!r} within {timeout:g} s:\n{self.output()}")
+        raise TimeoutError(f"The job did not print {text!r} within {timeout:g} s:\n{self.output()}")
 
     def wait(self, timeout: float) -> int:
         """Waits for the end of the job and returns its exit code."""
@@ -154,7 +154,9 @@ class ElasticCluster:
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"No end within {timeout:g} s:\n{self.output()}") from None
+            raise TimeoutError(
+                f"The job did not end within {timeout:g} s:\n{self.output()}"
+            ) from None
 
     @property
     def is_running(self) -> bool:
@@ -278,12 +280,12 @@ class RandomEvents:
         deadline = time.monotonic() + 60.0
         while not all(map(self._cluster.has_rank, self._cluster.up)):
             if time.monotonic() > deadline or not self._cluster.is_running:
-                raise TimeoutError(f"A host has no rank:\n{self._cluster.output()}")
+                raise TimeoutError(f"A host has no rank yet:\n{self._cluster.output()}")
             time.sleep(0.05)
         newest = self._newest()
         while self._newest() == newest:
             if time.monotonic() > deadline or not self._cluster.is_running:
-                raise TimeoutError(f"Nothing new is saved:\n{self._cluster.output()}")
+                raise TimeoutError(f"No new checkpoint was saved:\n{self._cluster.output()}")
             time.sleep(0.05)
 
     def _newest(self) -> str:

@@ -60,14 +60,14 @@ def check(comm: Communicator, folder: Path, placement: str) -> None:
     except RuntimeError as error:
         assert comm.rank > 0 and "Rank 0 could not write" in str(error), error
     else:
-        raise AssertionError("written over an export")
+        raise AssertionError("an existing export was overwritten")
 
 
 def main() -> None:
     comm = distributed.init()
     for placement in ("replicated", "sharded"):
         check(comm, Path(sys.argv[1]) / placement, placement)
-    print(f"rank {comm.rank} of {comm.size}: exports as they should be", flush=True)
+    print(f"rank {comm.rank} of {comm.size}: all exports are correct", flush=True)
 
 
 if __name__ == "__main__":

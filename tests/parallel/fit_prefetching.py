@@ -134,14 +134,14 @@ def refuses(comm: Any) -> None:
     except ValueError as error:
         assert "prefetch_keys" in str(error), str(error)
     else:
-        raise AssertionError("no error without next_keys")
+        raise AssertionError("training without next_keys raised no error")
     keys = tf.zeros([2, FIELDS], tf.int64)
     try:
         make_embeddings(comm)(keys, training=True, next_inputs=keys)
     except ValueError as error:
         assert "prefetch=True" in str(error), str(error)
     else:
-        raise AssertionError("no error without prefetch=True")
+        raise AssertionError("next_keys without prefetch=True raised no error")
 
 
 def main() -> None:

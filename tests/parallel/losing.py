@@ -29,7 +29,7 @@ def main() -> None:
     step = tf.function(lambda tensor: job.sum(tensor, "dense", "sum"))
     for _ in range(STEPS_BEFORE):
         step(tf.ones([1000]))
-    print("under way", flush=True)
+    print("training started", flush=True)
     if job.rank == job.size - 1:
         happen(what)
     elif meanwhile == ["sleep"]:

@@ -180,7 +180,7 @@ def require_error(text: str, call: Callable[[], Any]) -> None:
     except (tf.errors.InvalidArgumentError, ValueError) as error:
         assert text in str(error), str(error)
     else:
-        raise AssertionError(f"no error that says {text!r}")
+        raise AssertionError(f"no error contains {text!r}")
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ def main() -> None:
     stay_in_budget(comm)
     send_slots_when_needed(comm)
     leave_out_what_keys_tell(comm)
-    print(f"rank {comm.rank} of {comm.size}: copies as they should be", flush=True)
+    print(f"rank {comm.rank} of {comm.size}: all replicas are correct", flush=True)
 
 
 if __name__ == "__main__":

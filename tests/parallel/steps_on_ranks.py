@@ -93,7 +93,9 @@ def leave_out_what_is_not_finite(comm: Any, placement: str, make: Any) -> None:
             labels = labels * np.inf
         model.train_on_batch(KEYS[own], labels)
         if step == 2:
-            assert differ(before, contents(model)) == set(), "left out by all"
+            assert differ(before, contents(model)) == set(), (
+                "a step that all ranks skip must not change weights"
+            )
         before = contents(model)
     scales = comm.gather(
         tf.reshape(model.optimizer.dynamic_scale.value, [1]), "control", "scales"
@@ -129,7 +131,7 @@ def main() -> None:
         exchange_once_for_two_passes(comm, placement)
         for make in (make_model, looking_up_twice):
             leave_out_what_is_not_finite(comm, placement, make)
-    print(f"rank {comm.rank} of {comm.size}: steps as they should be", flush=True)
+    print(f"rank {comm.rank} of {comm.size}: all steps are correct", flush=True)
 
 
 if __name__ == "__main__":

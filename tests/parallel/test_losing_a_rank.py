@@ -42,7 +42,7 @@ def lose(
         program = [*warm, str(HERE / "losing.py")]
         arguments = [*program, str(TIMEOUT), "wait" if what == "cut" else what]
         job = network.start([*arguments, *meanwhile], environment)
-        job.wait_for("under way")
+        job.wait_for("training started")
         job.reset_clock()
         if what == "cut":
             network.cut(count - 1)

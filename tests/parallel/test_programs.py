@@ -67,12 +67,12 @@ def test_every_rank_is_told_of_a_disagreement(
 
 
 def test_steps_apply_what_ranks_average(run_ranks: Any) -> None:
-    says = "rank {rank} of {count}: steps as they should be"
+    says = "rank {rank} of {count}: all steps are correct"
     run(run_ranks, "steps_on_ranks.py", 2, says)
 
 
 def test_ranks_export_together(run_ranks: Any, tmp_path: Path) -> None:
-    says = "rank {rank} of {count}: exports as they should be"
+    says = "rank {rank} of {count}: all exports are correct"
     run(run_ranks, "exporting.py", 2, says, str(tmp_path))
 
 
@@ -91,7 +91,9 @@ def test_every_input_is_trained_or_skipped(run_ranks: Any, placement: str) -> No
 
 @pytest.mark.parametrize("what", ["logs", "evaluates_alone", "checkpoint", "replicated", "sharded"])
 def test_callbacks_of_keras_behind_ours(run_ranks: Any, what: str) -> None:
-    done = run(run_ranks, "keras_callbacks.py", 2, "rank {rank} of {count}: as wanted", what)
+    done = run(
+        run_ranks, "keras_callbacks.py", 2, "rank {rank} of {count}: all values are correct", what
+    )
     if what == "logs":
         assert "metrics ['largest'] cannot be summed" in done.stderr
 
@@ -130,5 +132,5 @@ def test_random_cases_on_ranks_train_as_one_process_does(
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_replicas_stay_in_their_budget_and_travel_lean(run_ranks: Any, count: int) -> None:
-    says = "rank {rank} of {count}: copies as they should be"
+    says = "rank {rank} of {count}: all replicas are correct"
     run(run_ranks, "sharded_copies.py", count, says)

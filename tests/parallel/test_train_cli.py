@@ -223,7 +223,7 @@ def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_pa
     flags = (*SMALL, f"--batch_size={BATCH}", f"--output={output}")
     done = run_ranks("train_rank.py", 2, "fail-on-1", *flags)
     assert done.returncode != 0 and os.listdir(output) == []
-    assert "slipstream-train: rank 1: Training failed: the third batch is torn" in done.stderr
+    assert "slipstream-train: rank 1: Training failed: the third batch is damaged" in done.stderr
     assert "test AUC" not in done.stdout
 
 

@@ -26,7 +26,7 @@ def break_off() -> None:
 
     def check(index: np.int64) -> np.int64:
         if index == 2:
-            raise ValueError("the third batch is torn")
+            raise ValueError("the third batch is damaged")
         return index
 
     def torn(dataset: tf.data.Dataset, *of_rank: Any) -> tf.data.Dataset:

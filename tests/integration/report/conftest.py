@@ -218,11 +218,11 @@ class Browser:
         end = time.monotonic() + _SECONDS
         while not is_true():
             left = end - time.monotonic()
-            assert left > 0 and self._process.poll() is None, "the browser does not answer"
+            assert left > 0 and self._process.poll() is None, "the browser does not respond"
             if not select.select([self._read], [], [], min(left, 1.0))[0]:
                 continue
             data = os.read(self._read, 1 << 20)
-            assert data, "the browser has ended"
+            assert data, "the browser process has exited"
             *messages, self._buffer = (self._buffer + data).split(b"\0")
             for text in messages:
                 self.events.append({"method": "", **json.loads(text)})
@@ -233,7 +233,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Provides a headless Chromium. Skips the test if none is installed."""
     program = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if program is None:
-        pytest.skip(f"no browser: none of {', '.join(_BROWSERS)} (make test, as root, installs it)")
+        pytest.skip(
+            f"no browser: {', '.join(_BROWSERS)} are missing (`make test` installs one as root)"
+        )
     found = Browser(program, tmp_path_factory.mktemp("profile"))
     try:
         yield found

@@ -37,7 +37,7 @@ def run_sok(
 ) -> Callable[..., str]:
     """Returns a function that runs a program of this folder on ranks.
 
-    Every rank must print "all is well". With `is_keras_2`, `tf.keras` is Keras 2, which SOK's
+    Every rank must print "all checks passed". With `is_keras_2`, `tf.keras` is Keras 2, which SOK's
     legacy optimizers need.
     """
     paths = [str(sok_site), os.environ.get("PYTHONPATH", "")]
@@ -49,7 +49,7 @@ def run_sok(
             monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
         done = run_ranks(f"sok/{program}", count, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("all is well") == count, done.stdout + done.stderr
+        assert done.stdout.count("all checks passed") == count, done.stdout + done.stderr
         return done.stdout
 
     return run

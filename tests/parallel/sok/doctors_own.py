@@ -12,4 +12,4 @@ try:
     self_test.sok_store()
 except RunError as error:
     assert "rows after the update: [[0.5" in str(error), error
-    print("all is well")
+    print("all checks passed")

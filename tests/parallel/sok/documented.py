@@ -26,7 +26,7 @@ def main() -> None:
             kind, text = match.groups()
             line = PAGE.read_text()[: match.start()].count("\n") + 1
             if kind == "text":
-                assert text in printed, f"line {line}: it prints {printed!r}"
+                assert text in printed, f"the block at line {line} prints {printed!r}"
                 continue
             # Line numbers in errors are the line numbers of the page.
             code = compile("\n" * line + text, str(PAGE), "exec")
@@ -38,7 +38,7 @@ def main() -> None:
     assert sum(report.tables[0].rows.deferred for report in reports) > 0
     assert names["rows"].shape == (3, 16)
     assert len(names["written"]) == len(names["values"]) > 0
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

@@ -15,4 +15,4 @@ if __name__ == "__main__":
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(EXAMPLES))
     runpy.run_path(str(EXAMPLES / sys.argv[0]), run_name="__main__")
-    print("all is well")
+    print("all checks passed")

@@ -76,7 +76,7 @@ def refuse(comm, folder: str) -> None:
         except ValueError as error:
             assert named in str(error), error
         else:
-            raise AssertionError(f"not refused: {named}")
+            raise AssertionError(f"no error names {named!r}")
 
     first = wrap_optimizer(tf.compat.v1.train.AdamOptimizer(0.1))
     refuses("without a word", sok_files.dump, opened(comm, "hbm", first), folder)
@@ -141,7 +141,7 @@ def main() -> None:
             refuse(comm, folder)
     ask_what_was_written(comm)
     tell_writes_from_changes(comm)
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

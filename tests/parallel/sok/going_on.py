@@ -104,7 +104,7 @@ def main() -> None:
         # Saving through TensorFlow applies deferred sums, so that only masking is exact.
         if comm.size == 1 and case.endswith("mask"):
             through_tensorflow(comm, Path(folder), *case.split(","))
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

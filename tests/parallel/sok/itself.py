@@ -154,7 +154,7 @@ def main() -> None:
     check_lookup_sparse()
     check_lookups_do_not_refresh()
     check_dump_and_load(sok.OptimizerWrapper(legacy.Adam(0.1)))
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

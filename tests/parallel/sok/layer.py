@@ -125,7 +125,7 @@ def main() -> None:
     comm = init()
     for case in sys.argv[1:]:
         compare(comm, *case.split(","))
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

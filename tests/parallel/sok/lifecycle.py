@@ -23,7 +23,7 @@ def refuses(named: str, function, *arguments, **settings) -> None:
     except ValueError as error:
         assert named in str(error), error
     else:
-        raise AssertionError(f"not refused: {named}")
+        raise AssertionError(f"no error names {named!r}")
 
 
 def refuse_what_sok_would_not(comm) -> None:
@@ -127,7 +127,7 @@ def take_no_more_than_there_is_room_for(comm) -> None:
     except RuntimeError as error:
         assert "evicted" in str(error) and "more capacity" in str(error)
     else:
-        raise AssertionError("rows were lost without a word")
+        raise AssertionError("rows were lost without an error")
     # Existing rows are evicted for the loaded rows.
     fine = {name: v[:16] if v.ndim and len(v) > 16 else v for name, v in contents.items()}
     small.import_table("t", fine)
@@ -194,7 +194,7 @@ def main() -> None:
     take_no_more_than_there_is_room_for(comm)
     flush_before_the_first_update(comm)
     fit(comm)
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

@@ -164,14 +164,14 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     rows = loop.rows(tf.constant(seen)).numpy()
     np.testing.assert_allclose(rows, native.gather("t", seen)[0].numpy(), rtol=1e-4, atol=1e-5)
     assert withheld > 0
-    print(kind, rule, lookup, mode, withheld, "rows withheld")
+    print(kind, rule, lookup, mode, withheld, "rows masked or deferred")
 
 
 def main() -> None:
     comm = init()
     for case in sys.argv[1:]:
         compare(comm, *case.split(","))
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main() -> None:
     comm = init()
     folder, source, job = sys.argv[1:]
     compare(comm, Path(folder), source, job)
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def count_stores(comm) -> None:
 def main() -> None:
     comm = init()
     count_stores(comm)
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

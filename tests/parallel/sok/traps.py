@@ -120,7 +120,7 @@ def main() -> None:
     check_optimizers()
     check_files()
     check_names_of_files()
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":

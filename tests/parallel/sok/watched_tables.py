@@ -182,7 +182,7 @@ def main() -> None:
         if name in NATIVE:
             in_native_tables(comm, folder, name, way, was)
         print(case)
-    print("all is well")
+    print("all checks passed")
 
 
 if __name__ == "__main__":
