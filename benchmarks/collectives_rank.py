@@ -49,18 +49,22 @@ class Collectives:
     def cases(self) -> dict[str, Callable[[], Tensors]]:
         """Returns the functions to time by name; each returns the received tensors."""
         return {
-            "nothing": lambda: [tf.identity(self._dense)],
-            "sum of the weights' gradients": lambda: [self._sum()],
-            "gather of one message": lambda: [self._gather(self._message, "message")],
-            "the same, of a changing length": lambda: [self._gather(self._varied(), "varied")],
-            "sizes, keys, values gathered at once": lambda: self._three(self._values, "three"),
-            "the same, of changing lengths": self._varied_three,
-            "exchange of one message": lambda: [self._exchange(self._message, "exchanged")],
-            "sum and one message at once": lambda: [
+            "no communication": lambda: [tf.identity(self._dense)],
+            "allreduce of the dense gradients": lambda: [self._sum()],
+            "allgather of one message": lambda: [self._gather(self._message, "message")],
+            "allgather of one message, changing length": lambda: [
+                self._gather(self._varied(), "varied")
+            ],
+            "concurrent allgathers of sizes, keys, values": lambda: self._three(
+                self._values, "three"
+            ),
+            "concurrent allgathers, changing lengths": self._varied_three,
+            "alltoall of one message": lambda: [self._exchange(self._message, "exchanged")],
+            "concurrent allreduce and allgather of one message": lambda: [
                 self._sum("both"), self._gather(self._message, "both.message"),
             ],
-            "sharded: keys, rows, gradients in turn, beside the sum": self._sharded,
-            "as it was: 4 in turn, changing lengths": self._in_turn,
+            "sharded: alltoalls of keys, rows, gradients during the allreduce": self._sharded,
+            "earlier protocol: 4 sequential collectives, changing lengths": self._in_turn,
         }  # fmt: skip
 
     def _sum(self, name: str = "sum", after: Sequence[tf.Tensor] = ()) -> tf.Tensor:

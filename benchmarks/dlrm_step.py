@@ -92,14 +92,18 @@ WAYS: Mapping[str, Peer] = {
         ["dlrm_native.py", "fit", "collected"],
     ),
     "clipped": Peer(
-        "slipstream_tf, model.fit, a global norm", None, ["dlrm_native.py", "fit", "clipped"]
+        "slipstream_tf, model.fit, global_clipnorm", None, ["dlrm_native.py", "fit", "clipped"]
     ),
     "torch": Peer("PyTorch + FBGEMM", "torch", ["dlrm_fbgemm.py"]),
     "build": Peer("another build, tf.function", None, ["dlrm_native.py"], is_other_build=True),
     "compiled": Peer("PyTorch + FBGEMM, torch.compile", "torch", ["dlrm_fbgemm.py", "compiled"]),
-    "layers": Peer("slipstream_tf, tf.function, layers alone", None, ["dlrm_native.py", "layers"]),
+    "layers": Peer(
+        "slipstream_tf, tf.function, dense layers only", None, ["dlrm_native.py", "layers"]
+    ),
     "compiled_layers": Peer(
-        "PyTorch, torch.compile, layers alone", "torch", ["dlrm_fbgemm.py", "compiled", "layers"]
+        "PyTorch, torch.compile, dense layers only",
+        "torch",
+        ["dlrm_fbgemm.py", "compiled", "layers"],
     ),
 }
 _OURS = ("step", "fit")

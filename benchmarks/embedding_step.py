@@ -79,10 +79,10 @@ PEERS: Mapping[str, Peer] = {
         ("sgd", "momentum", "adagrad", "adam", "adamw", "ftrl"),
     ),
     "alone": Peer(
-        "slipstream_tf, ops, the rule alone", None, ["native.py", "alone"], tuple(rules.ALONE)
+        "slipstream_tf, ops, update rule only", None, ["native.py", "alone"], tuple(rules.ALONE)
     ),
     "copy": Peer(
-        "a copy of the bytes that must move",
+        "copy of the minimum number of bytes",
         None,
         ["copying.py"],
         _BARE,
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> None:
     for text, (tables, rows, dim) in shapes.items():
         shape = (_STEPS.value, _BATCH.value, tables)
         keys = common.zipf_keys(np.random.default_rng(0), rows, shape, _ZIPF)
-        part = f"{text}, beside {', '.join(name for name in _PEERS.value if name != 'fit')}"
+        part = f"{text}, compared with {', '.join(name for name in _PEERS.value if name != 'fit')}"
         found = {}
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "keys.npy"

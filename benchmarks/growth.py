@@ -440,7 +440,7 @@ def tables_of(sizes: Sequence[Size], growths: Growths) -> dict[str, Any]:
         for fraction, runs in growths.items()
         for name, seconds in [
             *((str(number + 1), run) for number, run in enumerate(runs)),
-            ("each step's median", np.median(runs, axis=0)),
+            ("median of each step", np.median(runs, axis=0)),
         ]
     ]
     if steps:

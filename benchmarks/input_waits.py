@@ -50,7 +50,7 @@ _SKIP_SHARE = 0.3
 # Number of windows until key states take effect.
 _WINDOWS_BEFORE = 3
 _QUANTILES = {0.5: "median", 0.95: "95%", 0.99: "99%", 1.0: "longest"}
-_WAYS = ("ahead", "at the pull", "ready")
+_WAYS = ("ahead", "on request", "ready")
 
 
 class Training:

@@ -166,7 +166,7 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
     """
     by_run: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
     for trial in figures:
-        by_run["one process" if trial["ranks"] == 1 else trial["run"]].append(trial)
+        by_run["single process" if trial["ranks"] == 1 else trial["run"]].append(trial)
     rows = list(by_run.values())
 
     def of(name: str, figure: str, form: str, show: str, unit: float = 1.0) -> Any:
@@ -184,10 +184,10 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
         of("bytes / plain", "bytes_share", "{:.1%}", "mean"),
         of("with control", "bytes_share_with_control", "{:.1%}", "mean"),
         of("seconds / plain", "seconds_share", "{:.2f}", "median each" if is_shaped else "median"),
-        of("seconds / one process", "seconds_alone", "{:.2f}", "median"),
+        of("seconds / single process", "seconds_alone", "{:.2f}", "median"),
         of("ms per step", "seconds_per_step", "{:.1f}", "median", 1e-3),
         of("AUC - plain", "auc_difference_plain", "{:+.4f}", "mean each"),
-        of("AUC - one process", "auc_difference_alone", "{:+.4f}", "mean"),
+        of("AUC - single process", "auc_difference_alone", "{:+.4f}", "mean"),
         summary.column("kB per step", kilobytes(*EMBEDDING), "{:,.1f}"),
         *(summary.column(kind, kilobytes(kind), "{:,.1f}") for kind in _KINDS),
     ]
@@ -197,7 +197,7 @@ def results_of(figures: Figures, label: str, is_shaped: bool) -> tuple[Any, Any]
             [trial[name] for trial in trials]
             for name in ("seconds_share", "bytes_share", "auc_difference_plain")
         )
-        if run in ("one process", "plain", "unwatched", *BASELINES):
+        if run in ("single process", "plain", "unwatched", *BASELINES):
             continue
         if is_shaped:
             claims[f"{label}_{run}_seconds"] = summary.claim(seconds, SECONDS)

@@ -66,7 +66,7 @@ def differences(name: str, seeds: Sequence[int]) -> None:
         summary.column("rows, slots", [reported(KINDS[kind]) for kind in KINDS]),
         summary.column("test AUC", list(aucs.values()), "{:.4f}", "mean of all seeds"),
         summary.column(
-            "AUC loss", [None, *lost.values()], "{:+.5f}", "mean of all seeds, each beside float32"
+            "AUC loss", [None, *lost.values()], "{:+.5f}", "mean of all seeds, relative to float32"
         ),
     ]
     claims = {

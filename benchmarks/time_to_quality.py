@@ -106,7 +106,7 @@ SYSTEMS: Mapping[str, System] = {
     ),
     "slipstream_paper": System("the paper's rule", None, [_OURS, "paper"], "slipstream", False),
     "slipstream_normalised": System(
-        "the paper's rule, normalised", None, [_OURS, "paper", "normalised"], "slipstream", False
+        "the paper's rule, normalized", None, [_OURS, "paper", "normalised"], "slipstream", False
     ),
     "slipstream_ranks": System(
         "ours, skipping, 2 ranks",

@@ -31,9 +31,9 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
     first = run_benchmark("network.py", *flags, warm=warm)
     assert first.returncode == 0, first.stdout + first.stderr
     alone, plain, defer = rows_of(output, "network")
-    assert [run["run"] for run in (alone, plain, defer)] == ["one process", "plain", "defer"]
+    assert [run["run"] for run in (alone, plain, defer)] == ["single process", "plain", "defer"]
     assert alone["bytes / plain"] is None and plain["bytes / plain"] == 1
-    assert abs(plain["AUC - one process"]) < 0.002 and plain["AUC - plain"] == 0
+    assert abs(plain["AUC - single process"]) < 0.002 and plain["AUC - plain"] == 0
     assert plain["seconds / plain"] == 1 and defer["seconds / plain"] > 0
 
     # 25 steps. Gradients that are deferred at the end are sent then and count.

@@ -150,7 +150,7 @@ def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
     done = run_benchmark("input_waits.py", *flags, f"--output={tmp_path}", warm=warm)
     assert done.returncode == 0, done.stderr
     results = {(row["source"], row["variant"]): row for row in rows_of(tmp_path, "input_waits")}
-    ways = ("ahead", "at the pull", "ready")
+    ways = ("ahead", "on request", "ready")
     assert list(results) == [(source, way) for source in ("text", "prepared") for way in ways]
     for (_, way), result in results.items():
         assert len(result["fraction of time waiting"]) == len(result["ms a step"]) == 2
