@@ -92,8 +92,8 @@ def parse_arguments() -> argparse.Namespace:
         help=f"folder of the GoogleTest sources; default: {_GOOGLETEST} if it exists; without it "
         f"or if empty, the header in {SMALL_GTEST} is used")  # fmt: skip
     add("--architectures", default="",
-        help="GPU architectures, such as 80,90; default: those of this machine's GPUs, or of the "
-        "package without a GPU")  # fmt: skip
+        help="GPU architectures, such as 80,90; default: this machine's GPUs; without a GPU, "
+        "all architectures of the package")  # fmt: skip
     found = parser.parse_args()
     if found.jobs < 1 or found.runs < 5:
         parser.error(

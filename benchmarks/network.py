@@ -61,7 +61,7 @@ _CONTROLLER = flags.DEFINE_enum(
     "Transport between ranks on this host: Gloo with TCP, or Open MPI with shared memory.",
 )
 _REPEATS = flags.DEFINE_integer(
-    "repeats", 1, "Times that each seed's runs are made, in turn, for medians of their seconds.",
+    "repeats", 1, "Number of times that each run is repeated. The seconds are medians.",
     lower_bound=1,
 )  # fmt: skip
 _BATCH = flags.DEFINE_integer(
