@@ -74,7 +74,10 @@ def no_inputs(element_spec: Any, place: str) -> Any:
             shape = tf.constant([0, *_known(spec.shape[1:])], tf.int64)
             return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), shape)
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-            allowed = "a dense tensor, a RaggedTensor or a SparseTensor with a batch dimension"
+            allowed = (
+                "dense tensors, RaggedTensors with one ragged dimension, or SparseTensors, with a "
+                "batch dimension"
+            )
             raise invalid("dataset", spec, place, allowed)
         return tf.zeros([0, *_known(spec.shape[1:])], spec.dtype)
 
@@ -252,7 +255,7 @@ def prefetch_keys(dataset: tf.data.Dataset) -> tf.data.Dataset:
     spec = dataset.element_spec
     features = _features(spec)
     if not isinstance(features, Mapping) or KEYS not in features or NEXT_KEYS in features:
-        allowed = f"features, a dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
+        allowed = f"a features dictionary with {KEYS!r} and without {NEXT_KEYS!r}"
         raise invalid("dataset", spec, "prefetch_keys", allowed)
     end = loosen(no_inputs(spec, "prefetch_keys"))
     batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))

@@ -61,14 +61,15 @@ class ElasticJob:
         own = tf.constant([int(agent.is_noticed())], tf.int64)
         if int(self.comm.sum(own, "control", "slipstream.elastic.hosts")[0]):
             saved.wait()
-            self._end("Hosts join or leave.")
+            self._end("Hosts have joined or left the job.")
 
     def _end(self, reason: str) -> NoReturn:
         """Exits the process immediately, without waiting for other ranks.
 
         The exit code requests a restart from the agent.
         """
-        print(f"slipstream_tf: rank {self.comm.rank}: {reason}", file=sys.stderr)
+        text = f"slipstream_tf: Rank {self.comm.rank} exits to be restarted: {reason}"
+        print(text, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(agent.AGAIN if self._has_committed else agent.AGAIN_WITHOUT_COMMIT)
@@ -112,7 +113,7 @@ def run(
     except tf.errors.OpError as error:
         if not agent.is_started_by_agent() or not watch.is_of_collective(error):
             raise
-        job._end(f"Others are lost: {error.message}")
+        job._end(f"Other ranks are lost ({error.message}).")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +221,11 @@ def require_restored(last: SavedJob | None, expected: Path | None) -> None:
         expected: The folder that `newest` returned, or None.
     """
     if (None if last is None else last.path) != expected:
-        raise RuntimeError(f"The commit {expected} is damaged. Remove it, and start again.")
+        restored = "no commit" if last is None else last.path
+        raise RuntimeError(
+            f"Restored {restored} instead of the newest commit, {expected}, which is damaged. "
+            f"Remove {expected} and start the job again to continue from an older commit."
+        )
 
 
 class ElasticState:
@@ -335,7 +340,10 @@ class ElasticState:
             RuntimeError: If `restore` has not been called.
         """
         if self._saved is None:
-            raise RuntimeError("ElasticState: restore() comes before the first step.")
+            raise RuntimeError(
+                "ElasticState cannot commit before its state is restored. Call "
+                "restore(checkpoint, store) before the first step."
+            )
         if self._read is None:
             taken = self._steps - self._begun
         else:

@@ -51,8 +51,8 @@ class Wire:
 
     def __post_init__(self) -> None:
         for dtype in (self.rows, self.gradients):
-            require_choice("wire_dtype", dtype, WIRE_DTYPES, "rows between ranks")
-        require_integer("wire_warmup_steps", self.warmup_steps, 0, None, "rows between ranks")
+            require_choice("wire_dtype", dtype, WIRE_DTYPES, "messages between ranks")
+        require_integer("wire_warmup_steps", self.warmup_steps, 0, None, "messages between ranks")
 
     @classmethod
     def of(cls, wire_dtype: str, warmup_steps: int = 0) -> "Wire":
@@ -90,7 +90,8 @@ def require_one_dtype(wire_dtype: str, place: str) -> None:
         place: Description of the exchange, for the error.
     """
     if "," in str(wire_dtype):
-        allowed = f"one of {', '.join(WIRE_DTYPES)}, auto: only gradients travel"
+        dtypes = ", ".join(map(repr, (*WIRE_DTYPES, AUTO)))
+        allowed = f"one of {dtypes}. Pass one dtype, because only gradients are sent"
         raise invalid("wire_dtype", wire_dtype, place, allowed)
 
 
@@ -214,8 +215,11 @@ def resolve(wire_dtype: str, comm: Communicator, floats: float, is_spread: bool)
     if tf.executing_eagerly():
         link = link_of(comm)
     elif comm.link is None:
-        allowed = "another one in a tf.function, or init(link=...), or link_of(comm) before it"
-        raise invalid("wire_dtype", AUTO, "rows between ranks", allowed)
+        allowed = (
+            "another dtype, because the speed of the network is unknown. Pass link= to init, or "
+            "call link_of(comm) before the function is traced"
+        )
+        raise invalid("wire_dtype", AUTO, "messages between ranks in a tf.function", allowed)
     else:
         link = comm.link
     return link.choose(floats, copies_of(comm.size, is_spread))

@@ -190,7 +190,9 @@ class ExchangedStore(CollectingStore, NativeStore):
             return super().set_update_policy(table, policy)
         if policy.decay_skipped:
             place = f"table {table!r} of {self.comm.size} ranks"
-            raise invalid("decay_moments", True, place, "False: ranks meet different keys")
+            raise invalid(
+                "decay_moments", True, place, "False, because ranks look up different keys"
+            )
         kind = "deferred" if self._collect_by(table, policy) else "gradients"
         self._kind.assign(KINDS.index(kind))
 
@@ -233,7 +235,7 @@ class ExchangedStore(CollectingStore, NativeStore):
     def _require_same_rows(self, table: str, *arrays: np.ndarray) -> None:
         details = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
         require_same(
-            self.comm, details, self._names.of("changed"), "keys and rows that are changed"
+            self.comm, details, self._names.of("changed"), "a call that writes or removes rows"
         )
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:
@@ -314,7 +316,10 @@ class ReplicatedStore(ExchangedStore):
         for table in tables:
             if table.retention is not None and comm.size > 1:
                 place = f"replicated table {table.name!r}"
-                allowed = "None: ranks would keep different rows (sharded tables may have one)"
+                allowed = (
+                    "None, because ranks would keep different rows. Use sharded tables to limit "
+                    "the number of rows"
+                )
                 raise invalid("retention", table.retention, place, allowed)
         require_one_dtype(wire_dtype, "replicated tables")
         super().__init__(tables, optimizer, comm, wire_dtype, wire_warmup_steps, "replicated", {})

@@ -126,11 +126,11 @@ class GradientExchange:
         if not isinstance(gradient, tf.IndexedSlices):
             raise TypeError(
                 f"The gradient of table {table!r} is dense ({type(gradient).__name__} of shape "
-                f"{gradient.shape}), so that single rows cannot be withheld. Rows must be "
-                "read by tf.gather, tf.nn.embedding_lookup or keras.layers.Embedding alone: a "
-                "matmul (one-hot or tied weights), a regularizer, a cast of the whole variable, "
-                "or `unconnected_gradients='zero'` makes it dense. Or leave the variable out of "
-                "the store."
+                f"{gradient.shape}), therefore its rows cannot be masked or deferred. Read the "
+                "variable only by tf.gather, tf.nn.embedding_lookup or keras.layers.Embedding: a "
+                "matmul (one-hot or tied weights), a regularizer, a cast of the whole variable or "
+                "`unconnected_gradients='zero'` makes the gradient dense. Otherwise, remove the "
+                "variable from the store."
             )
         return self._store.mask_gradients(table, gradient)
 
@@ -203,7 +203,7 @@ def _row_floats(gradient: tf.IndexedSlices) -> int:
         shape = tf.get_static_value(gradient.dense_shape)
         count = None if shape is None else math.prod(int(size) for size in shape[1:])
     if count is None:
-        allowed = "a shape that is known but for its first size"
+        allowed = "a shape in which only the first dimension is unknown"
         raise invalid("gradient", gradient.values.shape, "an exchange between ranks", allowed)
     return int(count)
 
@@ -220,7 +220,7 @@ def store_of(watched: Any, place: str) -> VariableStore:
     """
     found = getattr(watched, "store", watched)
     if not isinstance(found, VariableStore):
-        allowed = "a VariableStore, or an object that has one as its `store`"
+        allowed = "a VariableStore, or an object with a VariableStore as its attribute `store`"
         raise invalid("store", type(found).__name__, place, allowed)
     return found
 
@@ -300,7 +300,7 @@ class DistributedGradientTape:
         if not isinstance(tape, tf.GradientTape):
             raise invalid("tape", type(tape).__name__, place, "a tf.GradientTape")
         if store is None and comm is None:
-            raise invalid("store", None, place, "a VariableStore, unless comm is given")
+            raise invalid("store", None, place, "a VariableStore if `comm` is None, too")
         self._tape = tape
         self._exchange = GradientExchange(
             comm or SingleProcess(),

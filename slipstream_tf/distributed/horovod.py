@@ -114,8 +114,9 @@ def giving_way() -> Iterator[None]:
 
 
 _MISSING = (
-    "This process was started as one rank of many ({variable} is set), but Horovod cannot be "
-    "imported: {error}. Install it: make horovod, or python build_support/install_horovod.py."
+    "A launcher started this process as a rank ({variable} is set), but Horovod cannot be "
+    "imported: {error}. Run 'make horovod' or 'python build_support/install_horovod.py' to install "
+    "Horovod."
 )
 # Horovod's cycle time. Collectives start only at the end of a cycle. Sharded rows need three
 # dependent collectives per step: with cycles of 0.5 ms they wait up to 1.5 ms, and a step can be as

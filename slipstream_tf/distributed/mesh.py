@@ -185,16 +185,16 @@ def _call(
             connection.sendall(json.dumps(greeting).encode() + b"\n")
             # Another program at this address cannot know the token.
             if _answer(connection, until) != greeting["job"]:
-                raise ConnectionError("another program answered")
+                raise ConnectionError("another program answered, not a rank of this job")
         except OSError as error:
             errors.append(f"{address}:{port}: {error}")
         else:
             connection.settimeout(None)
             return address, connection
     raise ConnectionError(
-        f"Rank {rank} cannot connect to rank {peer}, to watch it ({'; '.join(errors)}). Open the "
-        "ports between the hosts, name an interface that all of them reach in HOROVOD_GLOO_IFACE, "
-        "or have nobody watch: init(timeout_seconds=None)."
+        f"Rank {rank} cannot connect to rank {peer} to watch it ({'; '.join(errors)}). Open the "
+        "ports between the hosts, set HOROVOD_GLOO_IFACE to an interface that all hosts can reach, "
+        "or call init(timeout_seconds=None) to train without a watch."
     )
 
 
@@ -205,7 +205,7 @@ def _answer(connection: socket.socket, until: float) -> str:
         connection.settimeout(max(0.001, until - time.monotonic()))
         data = connection.recv(1)
         if not data:
-            raise ConnectionError("closed before it said who it is")
+            raise ConnectionError("the connection was closed before a rank of this job answered")
         received += data
     return received.decode(errors="replace").strip()
 
@@ -262,8 +262,9 @@ class _Door:
                 now = time.monotonic()
                 if now > self._deadline:
                     raise ConnectionError(
-                        f"Rank {self._rank} waited in vain for ranks {sorted(self._missing)} to "
-                        "connect to it. Their own errors say why they could not."
+                        f"Rank {self._rank} received no connection from ranks "
+                        f"{sorted(self._missing)} within the timeout. Read the errors of these "
+                        "ranks for the cause, or increase timeout_seconds of init."
                     )
                 for key, _ in self._selector.select(_PAUSE):
                     if key.data is None:

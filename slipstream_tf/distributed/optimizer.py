@@ -63,13 +63,14 @@ def DistributedOptimizer(
     if not hasattr(optimizer, "apply") or not hasattr(optimizer, "get_config"):
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
     if getattr(optimizer, "built", False):
-        raise invalid("optimizer", "one that was used", place, "one without state")
+        allowed = "an optimizer without state. Wrap it before it is built"
+        raise invalid("optimizer", f"{base.__name__} that is built", place, allowed)
     require_integer("backward_passes_per_step", backward_passes_per_step, 1, None, place)
     config = optimizer.get_config()
     if backward_passes_per_step > 1:
         accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
         if accumulates not in (None, backward_passes_per_step):
-            allowed = f"None, or as many as backward_passes_per_step={backward_passes_per_step}"
+            allowed = f"None or {backward_passes_per_step}, the value of backward_passes_per_step"
             raise invalid("gradient_accumulation_steps", accumulates, place, allowed)
         config["gradient_accumulation_steps"] = backward_passes_per_step
     found = None if store is None else store_of(store, place)
@@ -167,11 +168,12 @@ def flush_deferred(store: Any, optimizer: Any, comm: Communicator | None = None)
         return 0
     if getattr(optimizer, "gradient_accumulation_steps", None):
         steps = optimizer.gradient_accumulation_steps
-        raise invalid("gradient_accumulation_steps", steps, "flush_deferred", "None")
+        allowed = "None, because accumulation would delay the deferred gradients"
+        raise invalid("gradient_accumulation_steps", steps, "flush_deferred", allowed)
     of_optimizer = getattr(optimizer, "slipstream_comm", None)
     comm = comm or of_optimizer or SingleProcess()
     if of_optimizer is not None and of_optimizer.size != comm.size:
-        allowed = f"the {of_optimizer.size} rank(s) of the optimizer"
+        allowed = f"the communicator of the optimizer, which has {of_optimizer.size} rank(s)"
         raise invalid("comm", f"{comm.size} rank(s)", "flush_deferred", allowed)
     own = found.deferred_rows()
     counts = tf.constant([own[name] for name in deferring], tf.int64)
@@ -183,7 +185,10 @@ def flush_deferred(store: Any, optimizer: Any, comm: Communicator | None = None)
     known: Any = getattr(optimizer, "_trainable_variables_indices", None)
     is_built = known is not None and optimizer.built
     if is_built and not {optimizer._var_key(variable) for variable in variables} <= set(known):
-        allowed = "variables that the optimizer was built with, as they were given to the store"
+        allowed = (
+            f"an optimizer that is built with the variables of the tables {names}. Call "
+            "optimizer.build with the same variables as in the store"
+        )
         raise invalid("optimizer", type(optimizer).__name__, "flush_deferred", allowed)
     found.flush_with_next_gradients()
     nothing = [

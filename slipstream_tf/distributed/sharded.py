@@ -27,13 +27,13 @@ from slipstream_tf.tables.native import NativeStore
 from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, rows_within
 
 _NOT_PREFETCHED = (
-    "This is not the batch whose keys were prefetched (next_inputs or `prefetch_keys`). Look up "
-    "that batch, or call discard_prefetched() of the store on all ranks, for example at the end of "
-    "an epoch. Sizes of layout and keys, prefetched and given:"
+    "The keys of this batch are not the prefetched keys (`next_inputs` or `prefetch_keys`). Look "
+    "up the prefetched batch, or call discard_prefetched() of the store on all ranks, for example "
+    "at the end of an epoch. Sizes of layout and keys, prefetched and given:"
 )
 _PREFETCHED_TWICE = (
-    "A batch is prefetched already, and was not looked up. A store has room for one: prefetch the "
-    "next batch once a step, after the lookup of this one."
+    "A batch is already prefetched and has not been looked up, and a store prefetches only one "
+    "batch. Prefetch the next batch once per step, after the lookup of the present batch."
 )
 
 
@@ -300,7 +300,8 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
             tf.errors.InvalidArgumentError: If a batch is prefetched already.
         """
         if not self.prefetches:
-            raise invalid("prefetch", False, "prefetch_keys of a ShardedStore", "prefetch=True")
+            allowed = "True. Create the store with prefetch=True"
+            raise invalid("prefetch", False, "prefetch_keys of a ShardedStore", allowed)
         if self.comm.size == 1:
             return
         _, routed = self._route(packed)

@@ -26,7 +26,7 @@ from slipstream_tf.distributed import mesh
 
 # Words in errors that the loss of a rank can cause. TensorFlow has no class for them.
 _TELLTALES = ("Horovod", "gloo", "MPI_")
-_ADVICE = "The job cannot go on without it: start it again from its last checkpoint."
+_ADVICE = "The job cannot continue. Start it again from its last checkpoint."
 _LONGEST_REASON = 500
 # In bytes. JSON needs up to twelve bytes per character of a reason.
 _LONGEST_MESSAGE = 1 << 14
@@ -137,7 +137,7 @@ class Watch:
         with self._changed:
             self._changed.wait_for(self._is_settled, waited)
             if not self._lost:
-                reason = f"its program did not answer within {waited:g} seconds of this error"
+                reason = f"its program did not answer within {waited:g} seconds after this error"
                 for peer in self._peers.values():
                     if not self._is_heard(peer):
                         self._lose(peer.rank, reason)
@@ -185,7 +185,7 @@ class Watch:
 
     def _verdict(self) -> PeerLostError | None:
         lost = self._lost or {
-            peer.rank: "its program has come to its end, while this rank's has not"
+            peer.rank: "its program has finished, but the program of this rank has not"
             for peer in self._peers.values()
             if peer.has_left
         }
@@ -213,8 +213,8 @@ class Watch:
                 self._report()
             if time.monotonic() >= end:
                 print(
-                    f"slipstream_tf: Rank {self._rank} ({self._address}) has not ended by itself "
-                    f"{self._timeout:g} seconds after that, and is ended.",
+                    f"slipstream_tf: Rank {self._rank} ({self._address}) is still running "
+                    f"{self._timeout:g} seconds after it lost a rank, therefore it is terminated.",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -249,7 +249,7 @@ class Watch:
 
     def _reason(self, peer: _Peer) -> str:
         if peer.error is None or isinstance(peer.error, ConnectionError):
-            return "its process has ended without a word: killed, or crashed"
+            return "its process has ended without an error message: it was killed or has crashed"
         return (
             f"its host has not answered for {self._timeout:g} seconds: the host or a link is down "
             f"({peer.error.strerror})"
@@ -267,7 +267,7 @@ class Watch:
             peer.has_left = True
             self._lose(peer.rank, f"its program has failed: {reason}")
         elif event == "lost" and isinstance(rank, int) and rank in self._peers:
-            self._lost.setdefault(rank, f"{reason} (seen by rank {peer.rank})")
+            self._lost.setdefault(rank, f"{reason} (reported by rank {peer.rank})")
 
     def _lose(self, rank: int, reason: str) -> None:
         # Notify peers immediately, before they learn that this rank ends.

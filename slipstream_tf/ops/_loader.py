@@ -14,7 +14,7 @@ from types import ModuleType
 
 OVERRIDE = "SLIPSTREAM_OPS_LIBRARY"
 REBUILD = "pip install --force-reinstall --no-deps ."
-_HOW = f"Rebuild it with '{REBUILD}' in the folder of slipstream_tf's sources."
+_HOW = f"Rebuild it: run '{REBUILD}' in the source folder of slipstream_tf."
 
 _INSTALLED = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_slipstream_ops.so"
@@ -98,19 +98,19 @@ def build_info(path: str | None = None) -> BuildInfo:
             found = stamp and [part.decode() for part in stamp.groups()]
     except OSError as error:
         hint = (
-            f"{OVERRIDE} names it: correct or unset that variable."
+            f"The environment variable {OVERRIDE} has this path. Correct or unset it."
             if os.environ.get(OVERRIDE) == path
-            else "Build it: run 'pip install .' in the folder of slipstream_tf's sources, and "
-            "leave that folder before importing (Python prefers the unbuilt package in the "
-            "current one); or 'pip install -e .' to work on them in place."
+            else "Build it: run 'pip install .' in the source folder of slipstream_tf, and start "
+            "Python in another folder, because Python prefers the unbuilt package in the current "
+            "folder. To change the sources, run 'pip install -e .' instead."
         )
         raise ImportError(
-            f"slipstream_tf's op library cannot be read: {path} ({error.strerror}). {hint}"
+            f"The op library of slipstream_tf cannot be read: {path} ({error.strerror}). {hint}"
         ) from error
     if not found:
         raise ImportError(
-            f"{path} is not an op library of this slipstream_tf: it has no build stamp, or an "
-            f"older one. {_HOW}"
+            f"{path} is not an op library of this version of slipstream_tf: it has no build stamp, "
+            f"or an older build stamp. {_HOW}"
         )
     tensorflow, cuda, cxx11_abi = found
     return BuildInfo(path, tensorflow, cuda == "1", cxx11_abi == "1")
@@ -148,23 +148,24 @@ def _load(path: str) -> ModuleType:
         if path in of_wheel.values():
             releases = ", ".join(".".join(map(str, release)) for release in sorted(of_wheel))
             raise ImportError(
-                f"This wheel of slipstream_tf is for TensorFlow {releases}, but "
-                f"TensorFlow {tf.__version__} is installed. Install one of these, or slipstream_tf "
-                "from its sources: 'pip install .' in their folder."
+                f"This wheel of slipstream_tf supports TensorFlow {releases}, but "
+                f"TensorFlow {tf.__version__} is installed. Install one of these releases, or run "
+                "'pip install .' in the source folder of slipstream_tf."
             )
         raise ImportError(
-            f"slipstream_tf's op library was built for TensorFlow {built.tensorflow}, but "
+            f"The op library of slipstream_tf was built for TensorFlow {built.tensorflow}, but "
             f"TensorFlow {tf.__version__} is installed ({path}). {_HOW}"
         )
     if built.cxx11_abi != bool(tf.sysconfig.CXX11_ABI_FLAG):
         raise ImportError(
-            f"slipstream_tf's op library was built with the C++11 ABI {int(built.cxx11_abi)}, but "
-            f"this TensorFlow has {tf.sysconfig.CXX11_ABI_FLAG} ({path}). {_HOW}"
+            "The op library of slipstream_tf was built with _GLIBCXX_USE_CXX11_ABI="
+            f"{int(built.cxx11_abi)}, but the installed TensorFlow was built with "
+            f"{tf.sysconfig.CXX11_ABI_FLAG} ({path}). {_HOW}"
         )
     try:
         return tf.load_op_library(path)
     except tf.errors.OpError as error:
         raise ImportError(
-            f"slipstream_tf's op library does not load with TensorFlow {tf.__version__} ({path}): "
-            f"{error.message}. {_HOW}"
+            "The op library of slipstream_tf cannot be loaded with TensorFlow "
+            f"{tf.__version__} ({path}): {error.message}. {_HOW}"
         ) from error

@@ -129,7 +129,7 @@ class InputClassifier:
         require_choice("pilot", pilot, PILOTS, place)
         require_integer("pilot_factors", pilot_factors, 1, 8, place)
         require_integer(*memory, 1024 if pilot in ("linear", "fm") else 0, None, place)
-        require_room(*memory, pilot_memory_bytes, "what the pilot learns", place)
+        require_room(*memory, pilot_memory_bytes, "pilot memory", place)
         self._ignored_tables = frozenset(ignored_tables)
         self._alpha, self._seed, self._pilot = alpha, seed, pilot
         self._copies: list[DriftClassifier] = []
@@ -269,7 +269,8 @@ class InputClassifier:
             ValueError: This classifier predicts losses, which a copy does not support.
         """
         if self._pilot != "none":
-            raise invalid("pilot", self._pilot, "InputClassifier.copy_on", "'none': none is copied")
+            allowed = "'none', because a pilot cannot be copied to a device"
+            raise invalid("pilot", self._pilot, "InputClassifier.copy_on", allowed)
         copy = DriftClassifier(
             self._tables, self._alpha, self._seed, sorted(self._ignored_tables), device
         )
@@ -308,7 +309,7 @@ class InputClassifier:
         require_number("random_fraction", random_fraction, 0.0, 1.0, place)
         require_number("keep_rate", keep_rate, 0.0, 1.0, place)
         if keep_rate == 1.0:
-            raise invalid("keep_rate", keep_rate, place, "a number below 1")
+            raise invalid("keep_rate", keep_rate, place, "a number >= 0 and < 1")
         _loader.library().slipstream_classifier_configure(
             handle=self._handle,
             threshold=tf.constant(threshold, tf.float32),
@@ -380,7 +381,7 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: The arrays do not fit the pilot, which is unchanged
                 then.
         """
-        tensors = to_tensors(contents, PILOT, "a pilot's state")
+        tensors = to_tensors(contents, PILOT, "import_pilot")
         _loader.library().slipstream_classifier_import_pilot(handle=self._handle, **tensors)
 
     def export_window(self) -> dict[str, np.ndarray]:
@@ -405,7 +406,7 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: The arrays do not fit each other, the number of tables
                 or the size of the sample. The classifier is unchanged then.
         """
-        tensors = to_tensors(contents, WINDOW, "`contents` for import_window")
+        tensors = to_tensors(contents, WINDOW, "import_window")
         _loader.library().slipstream_classifier_import_window(handle=self._handle, **tensors)
 
     def reservoir_scores(self, tables: Any, keys: Any, drift: Any) -> np.ndarray:

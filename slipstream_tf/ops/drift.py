@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from slipstream_tf._utils.errors import require_choice
 from slipstream_tf.config import DRIFT_METRICS
 from slipstream_tf.ops import _loader
 
@@ -27,14 +28,13 @@ def row_drift(current: tf.Tensor, snapshot: tf.Tensor, metric: str = "linf") -> 
         TypeError: An input is not float32.
         tf.errors.InvalidArgumentError: The shapes differ at run time.
     """
-    if metric not in DRIFT_METRICS:
-        raise ValueError(f"Invalid `metric`: {metric!r}. Use one of {DRIFT_METRICS}.")
+    require_choice("metric", metric, DRIFT_METRICS, "row_drift")
     current = _float_matrix(current, "current")
     snapshot = _float_matrix(snapshot, "snapshot")
     if not current.shape.is_compatible_with(snapshot.shape):
         raise ValueError(
-            f"`current` has the shape {current.shape} but `snapshot` has {snapshot.shape}. "
-            "Both must be the same [rows, dim]."
+            f"Invalid `snapshot`: shape {snapshot.shape} for row_drift. Expected the shape of "
+            f"`current`, {current.shape}."
         )
     return _loader.library().slipstream_row_drift(current=current, snapshot=snapshot, metric=metric)
 
@@ -42,9 +42,13 @@ def row_drift(current: tf.Tensor, snapshot: tf.Tensor, metric: str = "linf") -> 
 def _float_matrix(value: tf.Tensor, name: str) -> tf.Tensor:
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype != tf.float32:
-        raise TypeError(f"Invalid `{name}`: dtype {tensor.dtype.name}. Use float32 [rows, dim].")
+        raise TypeError(
+            f"Invalid `{name}`: dtype {tensor.dtype.name} for row_drift. Expected float32."
+        )
     if tensor.shape.rank not in (None, 2):
-        raise ValueError(f"Invalid `{name}`: shape {tensor.shape}. Use float32 [rows, dim].")
+        raise ValueError(
+            f"Invalid `{name}`: shape {tensor.shape} for row_drift. Expected a shape [rows, dim]."
+        )
     return tensor
 
 

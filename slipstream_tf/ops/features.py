@@ -119,11 +119,11 @@ def as_keys(value: Any, padding_key: int | None, place: str) -> tf.Tensor:
         ValueError: The value cannot be converted to a tensor, or its dtype is neither integer nor
             string.
     """
-    allowed = "a tensor of int64 (or other integers) or of texts"
+    allowed = "a tensor of integers or strings"
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
-        allowed += "; bags of several lengths are tf.ragged.constant(...)"
+        allowed += ". Use tf.ragged.constant(...) for bags of different lengths"
         raise invalid("keys", value, place, allowed) from error
     if tensor.dtype == tf.string:
         keys = hash_texts(tensor)
@@ -140,13 +140,16 @@ def as_keys(value: Any, padding_key: int | None, place: str) -> tf.Tensor:
 def _pack_matrix(inputs: Any, specs: Sequence[FeatureSpec]) -> PackedFeatures:
     paddings = {spec.padding_key for spec in specs}
     if len(paddings) > 1 and tf.convert_to_tensor(inputs).dtype == tf.string:
-        allowed = "one padding key for all features, where texts are a key matrix"
+        allowed = (
+            "one padding key for all features, because the keys are strings. Pass a dictionary of "
+            "features to use different padding keys"
+        )
         raise invalid("padding_key", paddings, "the key matrix", allowed)
     keys = as_keys(inputs, specs[0].padding_key, "the key matrix")
     count = len(specs)
     if keys.shape.rank != 2 or keys.shape[1] not in (None, count):
         names = ", ".join(spec.name for spec in specs)
-        allowed = f"shape [batch, {count}], a column per feature: {names}"
+        allowed = f"a shape [batch, {count}] with one column per feature: {names}"
         raise invalid("keys", keys.shape, "the key matrix", allowed)
     none = [-1] * count
     attrs = {
@@ -162,7 +165,7 @@ def _flat_weights(value: Any, keys_value: Any, place: str) -> tf.Tensor:
     kind = layout_of(keys_value)
     if layout_of(value) is not kind:
         allowed = "a dense tensor" if kind is tf.Tensor else f"a {kind.__name__}"
-        raise invalid("weights", type(value).__name__, place, f"{allowed}, as the keys are")
+        raise invalid("weights", type(value).__name__, place, f"{allowed}, like the keys")
     return tf.cast(tf.convert_to_tensor(flat_values(value)), tf.float32)
 
 
@@ -186,7 +189,7 @@ def ragged(sparse: tf.SparseTensor, place: str) -> tf.RaggedTensor:
         ValueError: The SparseTensor has another rank.
     """
     if sparse.shape.rank != 2:
-        raise invalid("keys", sparse.shape, place, "a SparseTensor [batch, width]")
+        raise invalid("keys", sparse.shape, place, "a SparseTensor of shape [batch, width]")
     return tf.RaggedTensor.from_value_rowids(
         sparse.values, sparse.indices[:, 0], nrows=sparse.dense_shape[0]
     )
@@ -208,7 +211,7 @@ def of_specs(inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str
         given = sorted(map(str, inputs))
         near = {name: difflib.get_close_matches(name, given, 1) for name in missing}
         hints = [f"{n!r}" + (f" (not {m[0]!r}?)" if m else "") for n, m in near.items()]
-        allowed = "all features of the layer, by name; missing: " + ", ".join(hints)
+        allowed = "all features of the layer by name. Add the missing features: " + ", ".join(hints)
         raise invalid("inputs", given, place, allowed)
     return {spec.name: inputs[spec.name] for spec in specs}
 
@@ -237,12 +240,12 @@ def pack(
     weights = dict(weights or {})
     if not isinstance(inputs, Mapping):
         if weights:
-            allowed = "weights with dictionary input"
+            allowed = "None. Pass a dictionary of features to use weights"
             raise invalid("weights", sorted(weights), "a key matrix", allowed)
         return _pack_matrix(inputs, specs)
     inputs = of_specs(inputs, specs, "a batch")
     if unknown := sorted(set(weights) - set(inputs)):
-        raise invalid("weights", unknown, "a batch", "features " + ", ".join(inputs))
+        raise invalid("weights", unknown, "a batch", "names of features: " + ", ".join(inputs))
     names = ("feature_keys", "feature_column", "feature_splits", "feature_weights")
     packed = PackedFeatures([], [], [], {name: [] for name in names}, tuple(specs))
     for spec in specs:
@@ -257,14 +260,15 @@ def pack(
             value = ragged(value, place)
         if isinstance(value, tf.RaggedTensor):
             if value.ragged_rank != 1 or value.flat_values.shape.rank != 1:
-                raise invalid("keys", value.shape, place, "one ragged dimension: [batch, None]")
+                allowed = "a RaggedTensor [batch, None] with one ragged dimension"
+                raise invalid("keys", value.shape, place, allowed)
             split = len(packed.row_splits)
             packed.row_splits.append(tf.cast(value.row_splits, tf.int64))
             keys = as_keys(value.flat_values, spec.padding_key, place)
         else:
             keys = as_keys(value, spec.padding_key, place)
             if keys.shape.rank not in (1, 2):
-                allowed = "[batch], [batch, width] or a RaggedTensor [batch, None]"
+                allowed = "a shape [batch] or [batch, width], or a RaggedTensor [batch, None]"
                 raise invalid("keys", keys.shape, place, allowed)
         for name, index in zip(packed.attrs, (len(packed.keys), -1, split, weight), strict=True):
             packed.attrs[name].append(index)
@@ -280,7 +284,7 @@ def table_names(tables: Sequence[str], place: str) -> tuple[str, ...]:
     """
     tables = tuple(tables)
     if not tables or len(set(tables)) != len(tables):
-        raise invalid("tables", tables, place, "one or more names, each once")
+        raise invalid("tables", tables, place, "at least one name, and distinct names")
     return tables
 
 
@@ -305,7 +309,7 @@ def table_indices(
         elif spec.table in tables:
             indices.append(tables.index(spec.table))
         else:
-            allowed = "a table of the classifier: " + ", ".join(tables)
+            allowed = "one of the tables of the classifier: " + ", ".join(tables)
             raise invalid("table", spec.table, f"feature {spec.name!r}", allowed)
     return indices
 

@@ -86,13 +86,14 @@ def mask_gradients(
     """
     if not isinstance(gradients, tf.IndexedSlices):
         raise TypeError(
-            f"Invalid `gradients`: {type(gradients).__name__}. Use a tf.IndexedSlices, e.g. the "
-            "gradient of tf.gather or of an embedding layer."
+            f"Invalid `gradients`: {type(gradients).__name__} for mask_gradients. Expected a "
+            "tf.IndexedSlices, for example the gradient of tf.gather or of an embedding layer."
         )
     if gradients.values.dtype != tf.float32 or gradients.indices.dtype not in (tf.int32, tf.int64):
         raise TypeError(
             f"Invalid `gradients`: values of {gradients.values.dtype.name}, indices of "
-            f"{gradients.indices.dtype.name}. Use float32 values and int32 or int64 indices."
+            f"{gradients.indices.dtype.name} for mask_gradients. Expected float32 values and int32 "
+            "or int64 indices."
         )
     _require_shapes(gradients.indices.shape, gradients.values.shape)
     result = _loader.library().slipstream_mask_gradients(
@@ -111,8 +112,8 @@ def _require_shapes(indices: tf.TensorShape, values: tf.TensorShape) -> None:
         is_compatible = indices[:1].is_compatible_with(values[:1])
     if not is_compatible:
         raise ValueError(
-            f"Invalid `gradients`: indices of shape {indices} with values of shape {values}. "
-            "Use indices [n] and values [n, ...]."
+            f"Invalid `gradients`: indices of shape {indices} with values of shape {values} for "
+            "mask_gradients. Expected indices [n] and values [n, ...]."
         )
 
 

@@ -61,7 +61,7 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
     except tf.errors.InvalidArgumentError as error:
         # Remove the names of the op and its node, which do not help the user.
         details = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
-        raise ValueError(f"Invalid Table: {details}.") from None
+        raise ValueError(f"Invalid table {config.name!r}: {details}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,20 +263,21 @@ def to_arrays(result: Any, kinds: Iterable[str]) -> dict[str, np.ndarray]:
     return {name: getattr(result, name).numpy() for name in kinds}
 
 
-def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> dict[str, Any]:
+def to_tensors(contents: Mapping[str, Any], kinds: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Returns the arguments of an import op as tensors.
 
     Args:
         contents: Arrays by name.
         kinds: Maps each expected name to its dtype.
-        what: Description of the contents for the error message.
+        place: Name of the function that imports the contents, for the error message.
 
     Raises:
         ValueError: An array is missing or unknown.
     """
     if set(contents) != set(kinds):
         raise ValueError(
-            f"Invalid {what}: arrays {sorted(contents)}. Expected exactly {sorted(kinds)}."
+            f"Invalid `contents`: arrays {sorted(contents)} for {place}. Expected exactly the "
+            f"arrays {sorted(kinds)}."
         )
     return {name: tf.constant(np.asarray(contents[name], t)) for name, t in kinds.items()}
 
@@ -460,7 +461,7 @@ def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = Fa
         ValueError: An array is missing or unknown.
         tf.errors.InvalidArgumentError: The shapes do not fit the table, or a key occurs twice.
     """
-    tensors = to_tensors(contents, EXPORTED, "table contents")
+    tensors = to_tensors(contents, EXPORTED, "import_table")
     _loader.library().slipstream_table_import(handle=handle, adds=adds, **tensors)
 
 
@@ -488,7 +489,7 @@ def import_admission(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
         ValueError: An array is missing or unknown.
         tf.errors.InvalidArgumentError: The arrays have unexpected lengths.
     """
-    tensors = to_tensors(contents, ADMISSION, "counts of keys without a row")
+    tensors = to_tensors(contents, ADMISSION, "import_admission")
     _loader.library().slipstream_table_import_admission(handle=handle, **tensors)
 
 
@@ -529,5 +530,5 @@ def import_deferred(handle: tf.Tensor, contents: Mapping[str, Any]) -> None:
             for a rank, the ages are not in descending order, or the policy does not defer such
             gradients.
     """
-    tensors = to_tensors(contents, DEFERRED, "deferred gradients")
+    tensors = to_tensors(contents, DEFERRED, "import_deferred")
     _loader.library().slipstream_table_import_deferred(handle=handle, **tensors)

@@ -293,7 +293,7 @@ class SavedStore(TrackedStore):
         deferred = self._num_unapplied(table)
         if deferred and self.comm is not None and self.comm.size > 1:
             raise RuntimeError(
-                f"Rank {self.comm.rank} defers {deferred} gradient sums of table {table!r}. Call "
+                f"Rank {self.comm.rank} has {deferred} deferred gradients of table {table!r}. Call "
                 "flush() of the store on all ranks first."
             )
 
@@ -539,7 +539,7 @@ class EmbeddingStore(SavedStore):
 class UpdatedElsewhere(SavedStore):
     """Base class of stores with an external optimizer for the rows."""
 
-    _moments_owner = "the optimizer is not the store's"
+    _moments_owner = "an external optimizer stores the moments"
 
     def _place_of(self, table: str) -> str:
         return f"table {self._require(table)!r} of a {type(self).__name__}"
@@ -547,9 +547,11 @@ class UpdatedElsewhere(SavedStore):
     def _require_policy(self, table: str, policy: UpdatePolicy) -> None:
         place = self._place_of(table)
         if policy.decay_skipped:
-            raise invalid("decay_moments", True, place, f"False: {self._moments_owner}")
+            raise invalid("decay_moments", True, place, f"False, because {self._moments_owner}")
         if policy.ranks > 1:
-            raise invalid("ranks", policy.ranks, place, "1")
+            raise invalid(
+                "ranks", policy.ranks, place, "1, because only a NativeStore simulates ranks"
+            )
 
 
 def table_contents(

@@ -18,7 +18,7 @@ def _of_table(name: str) -> Callable[..., Any]:
             table, *args, **kwargs
         )
 
-    method.__doc__ = f"See `TrackedStore.{name}`."
+    method.__doc__ = f"Calls `TrackedStore.{name}` of the store that has the table."
     return method
 
 
@@ -29,7 +29,7 @@ def _of_all(name: str) -> Callable[..., None]:
         for part in self.parts:
             getattr(part, name)(*args, **kwargs)
 
-    method.__doc__ = f"See `TrackedStore.{name}`."
+    method.__doc__ = f"Calls `TrackedStore.{name}` of every store."
     return method
 
 
@@ -55,13 +55,14 @@ class JoinedStore(TrackedStore):
         names = [table.name for table in self.tables]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise invalid("embeddings", twice, "Slipstream", "layers whose tables differ in name")
+            allowed = "layers with distinct table names. Rename one of the tables"
+            raise invalid("embeddings", twice, "Slipstream", allowed)
         self._part_of = {t.name: i for i, store in enumerate(stores) for t in store.tables}
         for field in self._ALIKE:
             values = [getattr(part, field) for part in stores]
             if any(value != values[0] for value in values):
-                place = f"Slipstream with several layers, `{field}` of their stores"
-                raise invalid("embeddings", values, place, "the same of all")
+                place = f"`{field}` of the stores of multiple layers in Slipstream"
+                raise invalid("embeddings", values, place, "the same value for all layers")
             setattr(self, field, values[0])
         self.spills = any(part.spills for part in stores)
         optimizers = {id(store.optimizer): store.optimizer for store in stores}

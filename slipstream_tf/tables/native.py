@@ -60,7 +60,7 @@ class NativeStore(EmbeddingStore):
         self.optimizer = Adagrad() if optimizer is None else get_optimizer(optimizer)
         names = [config.name for config in self.tables]
         if not names or len(set(names)) != len(names):
-            raise invalid("tables", names, "a store", "one table or more, of distinct names")
+            raise invalid("tables", names, "a store", "at least one table, and distinct names")
         self.rates = Rates(self.tables, self.optimizer, self._step_of)
         _require_room(self.tables, self.rates.optimizers)
         self.spills = any(table.storage.spill is not None for table in self.tables)
@@ -80,7 +80,8 @@ class NativeStore(EmbeddingStore):
         feature_table = tuple(self.index_of(spec.table) for spec in packed.specs)
         dims = {self.tables[t].dim for t in feature_table}
         if stacked and len(dims) > 1:
-            raise invalid("stacked", True, f"tables of dims {sorted(dims)}", "tables of equal dim")
+            allowed = "False, or tables with equal dims"
+            raise invalid("stacked", True, f"tables with the dims {sorted(dims)}", allowed)
         return table_ops.LookupLayout(
             feature_table=feature_table,
             combiners=tuple(spec.combiner for spec in packed.specs),
@@ -242,12 +243,17 @@ class NativeStore(EmbeddingStore):
         optimizer = self.rates.optimizers[self.index_of(table)]
         others = [name for name in BEFORE_RULE if getattr(optimizer, name) is not None]
         if policy.mode == "defer" and others:
-            place = f"table {table!r}, whose {type(optimizer).__name__} has {', '.join(others)}"
-            allowed = "no DeferGradients: a sum would be clipped or penalised as one gradient"
+            place = f"table {table!r} with {', '.join(others)} of {type(optimizer).__name__}"
+            allowed = (
+                "no DeferGradients, because a sum of gradients would be clipped or penalized like "
+                f"a single gradient. Remove DeferGradients or {', '.join(others)}"
+            )
             raise invalid("policies", "DeferGradients", place, allowed)
         if policy.mode == "mask" and optimizer.updates_all_rows:
-            place = f"table {table!r}, all rows of which {type(optimizer).__name__} penalises"
-            allowed = "no MaskGradients, decay='batch', or weight_decay in place of l2"
+            place = (
+                f"table {table!r}, because l2 of its {type(optimizer).__name__} updates all rows"
+            )
+            allowed = "no MaskGradients. Set decay='batch', or use weight_decay instead of l2"
             raise invalid("policies", "MaskGradients", place, allowed)
         update_policy.set_policy(self._handle_of(table), policy)
 

@@ -19,7 +19,8 @@ from slipstream_tf.optimizers import SparseOptimizer, optimizer_of
 
 _MOST = 10.0  # Maximum factor by which a followed dense rate may raise a table's rate.
 _NOT_FOLLOWED = (
-    "near its highest when training begins; or follow=False, or a schedule of the tables' own"
+    "a finite rate > 0 near its maximum at the start of training. Otherwise, pass follow=False or "
+    "a schedule to the optimizers of the tables"
 )
 
 
@@ -151,8 +152,9 @@ class Rates:
         """
         source = self._sources[table]
         if _compat.is_schedule(source):
-            place = f"table {self._names[table]!r} with a {type(source).__name__}"
-            raise invalid("learning_rate", rate, place, "a table whose rate is a number")
+            place = f"table {self._names[table]!r} with a {type(source).__name__} schedule"
+            allowed = "a table with a number as its learning rate, because a schedule sets the rate"
+            raise invalid("learning_rate", rate, place, allowed)
         rate = require_rate(rate, f"table {self._names[table]!r}")
         follows = self._follows[table] and self._optimizer is not None
         source.assign(rate / float(self._factor()) if follows else rate)
@@ -178,7 +180,8 @@ class Rates:
         factor = tf.where(rate == reference, 1.0, rate / reference)
         details = (
             f"The learning rate of {type(self._optimizer).__name__} is more than {_MOST:g} times "
-            f"what it was when training began, and tables follow it. Expected {_NOT_FOLLOWED}"
+            "its value at the start of training, and the tables follow it. Expected "
+            f"{_NOT_FOLLOWED}."
         )
         # Not `tf.debugging.assert_less_equal`: its condition costs more than the rest of this
         # function.

@@ -141,8 +141,8 @@ class EstimatedCounts:
         self._sketches[table].decay(0.0)
         if accesses["keys"].size:
             logging.warning(
-                "Estimated access counts of table %r start anew; the next hot set is chosen by "
-                "fewer accesses.",
+                "The estimated access counts of table %r restart from zero, because a checkpoint "
+                "cannot contain them. The next hot set is chosen from fewer accesses.",
                 table,
             )
 
@@ -183,10 +183,11 @@ def rows_within(
             memory.
     """
     require_integer("cache_bytes", cache_bytes, 1, None, place)
-    require_room("cache_bytes", cache_bytes, cache_bytes, "copies of rows", place)
+    require_room("cache_bytes", cache_bytes, cache_bytes, "replicas of rows", place)
     minimum = 2 * sum(copy_bytes(table, optimizer_of(table, optimizer)) for table in tables)
     if cache_bytes < minimum:
-        raise invalid("cache_bytes", cache_bytes, place, f"{minimum} or more")
+        allowed = f"an integer >= {minimum}, the size of two rows per table"
+        raise invalid("cache_bytes", cache_bytes, place, allowed)
     return cache_bytes // (minimum // 2)
 
 
@@ -230,8 +231,8 @@ class Replicas(CountingStore):
         saturated_keys = keys[(flags & SATURATED) > 0]
         if saturated_keys.size > self.max_flagged:
             logging.warning(
-                "%d of %d saturated keys of table %r are not withheld: cache_bytes has no room for "
-                "their flags.",
+                "The gradients of %d of %d saturated keys of table %r are not masked or deferred, "
+                "because cache_bytes has no room for their flags. Increase cache_bytes.",
                 saturated_keys.size - self.max_flagged,
                 saturated_keys.size,
                 table,

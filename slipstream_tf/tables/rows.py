@@ -17,7 +17,7 @@ from slipstream_tf.ops.text_keys import hash_texts
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.tables.base import EmbeddingStore, SavedStore
 
-_WRITABLE = "a table of a native store, replicated and sharded ones included"
+_WRITABLE = "a NativeStore, a ReplicatedStore or a ShardedStore"
 
 
 class TableRows:
@@ -77,7 +77,8 @@ class TableRows:
         """
         if self.store.is_in_sok:
             place = f"`has` of table {self.name!r}"
-            raise invalid("store", type(self.store).__name__, place, "a store that is not in SOK")
+            allowed = "a store outside SOK, because SOK does not report missing keys"
+            raise invalid("store", type(self.store).__name__, place, allowed)
         return self._gather(keys)[1]
 
     def write(self, keys: Any, rows: Any) -> None:
@@ -98,7 +99,7 @@ class TableRows:
         with np.errstate(over="ignore"):  # The op reports values that overflow float32.
             values = np.asarray(rows, np.float32)
         if values.shape != (keys.size, self.dim):
-            allowed = f"[{keys.size}, {self.dim}], a row per key"
+            allowed = f"the shape [{keys.size}, {self.dim}] with one row per key"
             raise invalid("rows", list(values.shape), f"table {self.name!r}", allowed)
         self._writable().write_rows(self.name, keys, values)
 
@@ -171,7 +172,7 @@ class TableRows:
 
     def _writable(self) -> Any:
         if not self.store.writes_rows:
-            place = f"table {self.name!r}, which is changed"
+            place = f"a change of table {self.name!r}"
             raise invalid("store", type(self.store).__name__, place, _WRITABLE)
         return self.store
 
@@ -193,7 +194,7 @@ def checked_keys(keys: Any) -> np.ndarray:
         return hash_texts(tf.constant(found)).numpy()
     if found.ndim != 1 or found.dtype.kind not in "iu":
         details = f"{found.dtype.name} {list(found.shape)}"
-        raise invalid("keys", details, "the rows of a table", "integers or texts [n]")
+        raise invalid("keys", details, "the rows of a table", "integers or strings of shape [n]")
     return found.astype(np.int64)
 
 
@@ -221,13 +222,13 @@ def from_embedding(table: TableRows, weights: Any, keys: Any = None) -> int:
         ValueError: The layer has no weights yet, or the shapes do not match.
     """
     if getattr(weights, "built", True) is False:
-        allowed = "a built layer: call it once, or load its weights"
+        allowed = "a built layer. Call it once, or load its weights"
         raise invalid("weights", weights, f"table {table.name!r}", allowed)
     matrix = getattr(weights, "embeddings", weights)
     variable = None if isinstance(matrix, np.ndarray) else _compat.tensorflow_variable(matrix)
     rows = np.asarray(matrix if variable is None else variable.numpy(), np.float32)
     if rows.ndim != 2 or rows.shape[1] != table.dim:
-        allowed = f"[n, {table.dim}]"
+        allowed = f"a shape [n, {table.dim}]"
         raise invalid("weights", list(rows.shape), f"table {table.name!r}", allowed)
     table.write(np.arange(len(rows)) if keys is None else keys, rows)
     return len(rows)
@@ -268,7 +269,10 @@ def rename_keys(table: TableRows, new_keys: Mapping[int, int], keep_others: bool
     """
     store, place = table.store, f"table {table.name!r}"
     if not store.writes_rows or (store.is_spread and store.comm.size > 1):
-        allowed = "a native table that is not spread over ranks; load it in one process"
+        allowed = (
+            "a native store that is not sharded over ranks. Load a sharded table in a single "
+            "process to rename its keys"
+        )
         raise invalid("store", type(store).__name__, f"rename_keys of {place}", allowed)
     old = checked_keys(list(new_keys))
     new = checked_keys([new_keys[key] for key in new_keys])
@@ -280,7 +284,7 @@ def rename_keys(table: TableRows, new_keys: Mapping[int, int], keep_others: bool
     keys, left = keys[stays], int(np.sum(~stays))
     found, times = np.unique(keys, return_counts=True)
     if (times > 1).any():
-        allowed = "each new key once, and none that another row keeps"
+        allowed = "distinct new keys that no other row has"
         raise invalid("new_keys", int(found[times > 1][0]), place, allowed)
     order = np.argsort(keys)
     contents["keys"] = keys[order]
@@ -289,5 +293,9 @@ def rename_keys(table: TableRows, new_keys: Mapping[int, int], keep_others: bool
             contents[name] = contents[name][stays][order]
     store.import_table(table.name, contents)
     if left:
-        logging.info("%s: %d rows whose keys were not named have left.", place, left)
+        logging.info(
+            "rename_keys removed %d rows of %s, because their keys are not in new_keys. Pass "
+            "keep_others=True to keep such rows.",
+            *(left, place),
+        )
     return int(is_named.sum())

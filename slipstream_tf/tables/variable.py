@@ -70,7 +70,7 @@ class VariableStore(WatchingStore):
                 type, dtype or shape.
         """
         if not variables:
-            raise invalid("variables", variables, "VariableStore", "one variable or more")
+            raise invalid("variables", variables, "VariableStore", "at least one variable")
         self._variables = {name: _checked(name, value) for name, value in variables.items()}
         self._given = dict(variables)
         self.optimizer = self._updater = optimizer
@@ -79,7 +79,7 @@ class VariableStore(WatchingStore):
         for name, variable in self._variables.items():
             other = self._table_of.setdefault(variable.ref(), name)
             if other != name:
-                allowed = f"a variable once; it is table {other!r} already"
+                allowed = f"a variable that is not in another table. It is already table {other!r}"
                 raise invalid("variables", variable.name, f"table {name!r}", allowed)
         self.tables = tuple(
             Table(name, dim=variable.shape[1]) for name, variable in self._variables.items()
@@ -192,17 +192,18 @@ class VariableStore(WatchingStore):
             return
         place, unknown = self._place_of(table), self._movements.unknown(optimizer)
         if self._is_traced_without and unknown is None:
-            unknown = "an optimizer that the store was told of after a step had been traced"
+            unknown = "an optimizer that the store received after a step had been traced"
         if policy.trigger == "movement" and unknown is not None:
             allowed = (
-                f"Interval(...); or {self._movements.known}, given as "
-                "VariableStore(..., optimizer=...) or by making the DistributedOptimizer with the "
-                "store first"
+                f"Interval(...), or Movement with {self._movements.known}. Pass the optimizer to "
+                "VariableStore(..., optimizer=...), or create the DistributedOptimizer with the "
+                "store before the first step"
             )
             raise invalid("until", "Movement", f"{place} with {unknown}", allowed)
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
-            raise invalid("gradient_accumulation_steps", steps, f"{place} that defers", "None")
+            place += " with deferred gradients"
+            raise invalid("gradient_accumulation_steps", steps, place, "None")
 
     def set_saturated(self, table: str, keys: Any) -> None:
         """Replaces the saturated keys of a table, from the next step.
@@ -222,7 +223,7 @@ class VariableStore(WatchingStore):
             keys = keys.astype(np.int64)
         if keys.ndim != 1 or keys.dtype.kind not in "iu":
             described = f"{keys.dtype} {list(keys.shape)}"
-            raise invalid("keys", described, f"table {table!r}", "integers [n]")
+            raise invalid("keys", described, f"table {table!r}", "integers of shape [n]")
         self._require_in_range(table, keys)
         watched = self._watched[table]
         self.set_row_flags(table, keys, np.full(keys.size, SATURATED))
@@ -232,7 +233,7 @@ class VariableStore(WatchingStore):
     def _require_in_range(self, table: str, keys: np.ndarray) -> None:
         outside = keys[(keys < 0) | (keys >= self.size(table))]
         if outside.size:
-            allowed = f"0 to {self.size(table) - 1}"
+            allowed = f"an integer from 0 to {self.size(table) - 1}"
             raise invalid("keys", int(outside[0]), f"table {table!r}", allowed)
 
     def _variable(self, table: str) -> tf.Variable:
@@ -292,7 +293,8 @@ class VariableStore(WatchingStore):
         """
         if flush:
             place = f"export_table of {self._place_of(table)}"
-            raise invalid("flush", True, place, "False; distributed.flush_deferred applies sums")
+            allowed = "False. Call distributed.flush_deferred to apply deferred gradients"
+            raise invalid("flush", True, place, allowed)
         rows = self._variables[self._require(table)].numpy()
         return table_contents(np.arange(len(rows)), rows, counts=self._counts[table].numpy())
 
@@ -317,10 +319,12 @@ class VariableStore(WatchingStore):
             is_bad = ~np.isfinite(column) | ((column < 0) if name == "counts" else False)
             if is_bad.any():
                 index, value = int(np.argwhere(is_bad)[0][0]), float(column[is_bad][0])
-                where = f"key {int(keys[index])} of table {table!r}, at place {index}"
-                raise invalid(name, value, where, "finite numbers; counts from 0")
+                where = f"key {int(keys[index])} of table {table!r} at index {index}"
+                allowed = "a finite number >= 0" if name == "counts" else "a finite number"
+                raise invalid(name, value, where, allowed)
         if rows.shape != (keys.size, values.shape[1]):
-            raise invalid("rows", rows.shape, f"table {table!r}", f"{(keys.size, values.shape[1])}")
+            allowed = f"the shape {(keys.size, values.shape[1])}"
+            raise invalid("rows", rows.shape, f"table {table!r}", allowed)
         values[keys] = rows
         counts = np.zeros(len(values), np.float32)
         counts[keys] = contents["counts"]
@@ -331,9 +335,10 @@ class VariableStore(WatchingStore):
 def _checked(name: str, value: Any) -> tf.Variable:
     variable = tensorflow_variable(value)
     if variable is None:
-        allowed = "a tf.Variable, or a Keras variable such as `layer.embeddings`"
+        allowed = "a tf.Variable or a Keras variable, for example `layer.embeddings`"
         raise invalid("variables", type(value).__name__, f"table {name!r}", allowed)
     if variable.dtype != tf.float32 or variable.shape.rank != 2 or not variable.shape[0]:
         described = f"{variable.dtype.name} {variable.shape}"
-        raise invalid("variables", described, f"table {name!r}", "float32 [rows >= 1, dim >= 1]")
+        allowed = "a float32 matrix [rows, dim] with at least one row"
+        raise invalid("variables", described, f"table {name!r}", allowed)
     return variable

@@ -125,8 +125,8 @@ class KerasMovements(Movements):
     ) -> tf.Tensor:
         if not optimizer.built:
             raise ValueError(
-                f"The optimizer {type(optimizer).__name__} of a VariableStore has no state yet, so "
-                "that nobody knows how far it would move a row. Call "
+                f"The optimizer {type(optimizer).__name__} of a VariableStore is not built, but "
+                "Movement needs its state to compute how far a gradient would move a row. Call "
                 "optimizer.build(model.trainable_variables) before the first step."
             )
         accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)]
@@ -437,8 +437,8 @@ class WatchingStore(UpdatedElsewhere):
         keys, ages, sums = (contents[name][is_own] for name in ("keys", "ages", "sums"))
         if keys.size and watched.policy.mode != "defer":
             raise RuntimeError(
-                f"{keys.size} gradient sums are to be deferred, but the policy defers nothing. Set "
-                "a policy that does first."
+                f"Cannot import {keys.size} deferred gradients of table {table!r}, because its "
+                "update policy does not defer. Set a policy that defers gradients first."
             )
         watched.buffer.replace(*added_up(self._rows_of(table, keys), ages, sums))
 

@@ -90,7 +90,7 @@ def test_deferred_gradients_and_variables() -> None:
     store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})
     bad = contents()
     bad["rows"][1, 1] = NAN
-    with pytest.raises(ValueError, match=r"`rows`: nan for key 8 of table 't', at place 1"):
+    with pytest.raises(ValueError, match=r"`rows`: nan for key 8 of table 't' at index 1"):
         store.import_table("t", bad)
     assert not store.export_table("t", flush=False)["rows"].any()
 

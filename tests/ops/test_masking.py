@@ -297,7 +297,11 @@ def test_resource_dies_with_its_last_handle():
 @pytest.mark.parametrize(
     ("gradients", "error", "message"),
     [
-        (tf.ones([2, 3]), TypeError, "Invalid `gradients`: EagerTensor. Use a tf.IndexedSlices"),
+        (
+            tf.ones([2, 3]),
+            TypeError,
+            "Invalid `gradients`: EagerTensor .* Expected a tf.IndexedSlices",
+        ),
         (
             tf.IndexedSlices(tf.ones([2, 1], tf.float64), tf.constant([0, 1])),
             TypeError,

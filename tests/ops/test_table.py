@@ -336,7 +336,7 @@ def bad_inputs():
             r"\[1,1\].*\[1,2\]",
         ),
         ("another feature", {"g": np.array([1])}, None, ValueError, "'g'"),
-        ("missing feature", {}, None, ValueError, "missing: 'f'"),
+        ("missing feature", {}, None, ValueError, "missing features: 'f'"),
     ]
 
 

@@ -14,7 +14,7 @@ TIMEOUT = 12.0
 # Seconds for the end of processes on a busy machine.
 SLACK = 30.0
 SILENT = "its host has not answered for 12 seconds"
-DEAD = "its process has ended without a word"
+DEAD = "its process has ended without an error message"
 FAILED = "its program has failed: ValueError: no such column: price"
 
 
@@ -74,7 +74,7 @@ def loss_of(rank: int, count: int, reason: str) -> str:
         (3, "raise", 0.0, FAILED),
         (2, "kill", 0.0, DEAD),
         pytest.param(3, "kill", 0.0, DEAD, marks=pytest.mark.slow),
-        (2, "leave", 0.0, "its program has come to its end, while this rank's has not"),
+        (2, "leave", 0.0, "its program has finished, but the program of this rank has not"),
         pytest.param(2, "cut", 1.1 * TIMEOUT + 1.0, SILENT, marks=pytest.mark.slow),
         (3, "cut", 1.1 * TIMEOUT + 1.0, SILENT),
         (3, "stop", 1.5 * TIMEOUT + 5.0, "its program did not answer within 11 seconds"),
@@ -87,7 +87,7 @@ def test_all_others_name_it(
     for rank, end in enumerate(ended[:-1]):
         line = loss_line(end)
         assert loss_of(rank, count, reason) in line, end.output
-        assert line.endswith("start it again from its last checkpoint.")
+        assert line.endswith("Start it again from its last checkpoint.")
     lost = ended[-1]
     if what == "raise":
         assert "\nValueError: no such column: price" in lost.output
@@ -111,7 +111,8 @@ def test_a_rank_outside_collectives_is_ended(hosts: Any, warm: list[str]) -> Non
     first, *_, last = [line for line in rank_0.output.splitlines() if "slipstream_tf:" in line]
     assert f"Rank 0 (10.77.0.1) has lost rank 1 (10.77.0.2): {DEAD}" in first
     assert last.endswith(
-        "Rank 0 (10.77.0.1) has not ended by itself 12 seconds after that, and is ended."
+        "Rank 0 (10.77.0.1) is still running 12 seconds after it lost a rank, therefore it is "
+        "terminated."
     )
     assert rank_0.seconds > TIMEOUT - 1.0
 

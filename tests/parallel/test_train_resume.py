@@ -78,7 +78,7 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
     # In the second epoch.
     done = run(run_ranks, killed, *flags, first=("kill-1-at", "37"))
     assert done.returncode != 0 and not (killed / "metrics.json").exists()
-    assert " has lost rank 1 (127.0.0.1): its process has ended without a word" in (
+    assert " has lost rank 1 (127.0.0.1): its process has ended without an error message" in (
         done.stdout + done.stderr
     )
     refused = run(run_ranks, killed, *flags)

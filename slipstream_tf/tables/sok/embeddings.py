@@ -70,7 +70,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         comm: The communicator, or None for a single process.
     """
 
-    _moments_owner = "SOK keeps the moments"
+    _moments_owner = "SOK stores the moments"
 
     def __init__(
         self,
@@ -257,8 +257,8 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         by_movement = policy.mode == "defer" and policy.trigger == "movement"
         if by_movement and not isinstance(self.optimizer, optimizers.SGD):
             allowed = (
-                "Interval(...), or SGD: each rank decides on its own sums, and slots are the "
-                "owner's; SokStore, where the owner defers them, knows Adagrad, too"
+                "Interval(...) or the optimizer SGD, because a rank cannot read the slots of rows "
+                "that other ranks own. SokStore also supports Movement with Adagrad"
             )
             raise invalid("until", "Movement", place, allowed)
         self._require_policy(table, policy)
@@ -389,30 +389,33 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
 
 def _settings_of(table: Table, var_type: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the validated keyword arguments of a table's SOK variable."""
-    place = f"table {table.name!r} of SOK's"
+    place = f"table {table.name!r} in SOK"
     if table.storage != Storage():
         allowed = (
-            "Storage(): HKV keeps rows as float32; how much of them is in the GPU's memory, and "
-            "not the host's, is settings['max_hbm_for_vectors'], in GiB"
+            "Storage(), because SOK stores rows as float32. Set settings['max_hbm_for_vectors'] to "
+            "the GiB of rows in GPU memory; the other rows are in host memory"
         )
         raise invalid("storage", table.storage, place, allowed)
     if table.admits or (table.retention is not None and table.retention.expire_after is not None):
-        allowed = "Retention(capacity, eviction): HKV admits every key, and evicts by age alone"
+        allowed = "Retention without admit_after and expire_after, which SOK does not support"
         raise invalid("retention", table.retention, place, allowed)
     if var_type == "hbm":
         if table.capacity is not None or settings:
-            given = table.capacity or dict(settings)
-            raise invalid("capacity", given, place, "None: SOK's hbm tables grow")
+            has_capacity = table.capacity is not None
+            name, given = ("capacity", table.capacity) if has_capacity else ("settings", settings)
+            raise invalid(
+                name, given, place, "None, because hbm tables of SOK grow without a limit"
+            )
         return {}
     found = dict(settings)
     if table.capacity is not None:
         if table.eviction != "lru":
-            allowed = "'lru': HKV evicts the rows that were written longest ago"
+            allowed = "'lru', because HKV evicts the rows that were written longest ago"
             raise invalid("eviction", table.eviction, place, allowed)
         hkv.require_power_of_two("capacity", table.capacity, place)
         found = {"init_capacity": table.capacity, **found, "max_capacity": table.capacity}
     elif "max_capacity" not in found:
-        allowed = f"a power of two; without it SOK reserves {hkv.DEFAULT_CAPACITY:,} rows"
+        allowed = f"a power of two. Otherwise, SOK reserves {hkv.DEFAULT_CAPACITY:,} rows"
         raise invalid("capacity", None, place, allowed)
     hkv.require_settings(found, place, are_capacities_needed=True)
     return found

@@ -38,13 +38,14 @@ def dump(store: SokStore, folder: str | os.PathLike[str]) -> None:
         deferred = store.update_counts(table.name).deferred_now
         if deferred:
             raise RuntimeError(
-                f"{deferred} gradient sums of table {table.name!r} are deferred on rank "
-                f"{table.rank}. Call flush() of the store on all ranks first."
+                f"Rank {table.rank} has {deferred} deferred gradients of table {table.name!r}. "
+                "Call flush() of the store on all ranks first."
             )
         own = tf.constant([table.size()], tf.int64)
         # SOK would detect this on one rank only, and the other ranks would wait forever.
         if not int(sok.communication.allreduce(own, op="sum")[0]):
-            raise invalid("store", 0, f"dump: rows of table {table.name!r}", "one or more")
+            allowed = "at least one row, because SOK cannot save an empty table"
+            raise invalid("store", "0 rows", f"dump of table {table.name!r}", allowed)
         if table.is_dynamic:
             keys, _ = sok.export(table.variable)
             for slot in slots_of(optimizer, table.variable).values():
@@ -95,10 +96,12 @@ def written_since(
         ValueError: The time has no time zone, or the store has no HKV table.
     """
     if time.tzinfo is None:
-        raise invalid("time", time, "written_since", "a datetime with a time zone")
+        allowed = "a datetime with a time zone. Pass tzinfo, for example datetime.timezone.utc"
+        raise invalid("time", time, "written_since", allowed)
     tables = [table for table in store.opened if table.is_hybrid]
     if not tables:
-        raise invalid("store", [t.name for t in store.opened], "written_since", "HKV tables")
+        allowed = "a store with at least one HKV table"
+        raise invalid("store", [t.name for t in store.opened], "written_since", allowed)
     written = open_sok().incremental_model_dump([t.variable for t in tables], [time])
     found = {}
     for table, keys, rows in zip(tables, *written, strict=True):
@@ -119,8 +122,8 @@ def _optimizer_of(store: SokStore) -> Any:
         return None
     if type(optimizer).__name__ == _FIRST:
         allowed = (
-            "tf_keras.optimizers.legacy, wrapped: sok.dump leaves out the slots of "
-            "tf.compat.v1.train without a word"
+            "a wrapped optimizer of tf_keras.optimizers.legacy, because sok.dump silently omits "
+            "the slots of tf.compat.v1.train"
         )
         kind = type(optimizer._optimizer).__name__
         raise invalid("optimizer", kind, "files of SOK", allowed)

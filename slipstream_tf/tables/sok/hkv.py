@@ -49,8 +49,8 @@ def require_settings(settings: Mapping[str, Any], place: str, are_capacities_nee
     for name in settings:
         if name in _MISREAD:
             allowed = (
-                f"not to be set: SOK 2.1.0 reads the value of {_MISREAD[name]!r} in its place "
-                "(rows are always evicted by age, on the current GPU)"
+                f"no such setting, because SOK 2.1.0 reads the value of {_MISREAD[name]!r} "
+                "instead. Rows are always evicted by age, and tables use the current GPU"
             )
             raise invalid(name, settings[name], place, allowed)
         if name not in NAMES:
@@ -59,11 +59,11 @@ def require_settings(settings: Mapping[str, Any], place: str, are_capacities_nee
         if name in settings:
             require_power_of_two(name, settings[name], place)
         elif name in _CAPACITIES and are_capacities_needed:
-            allowed = f"a power of two; without it SOK reserves {DEFAULT_CAPACITY:,} rows"
+            allowed = f"a power of two. Otherwise, SOK reserves {DEFAULT_CAPACITY:,} rows"
             raise invalid(name, None, place, allowed)
     first, maximum = (settings.get(name, DEFAULT_CAPACITY) for name in _CAPACITIES)
     if first > maximum:
-        allowed = f"at most max_capacity, which is {maximum:,}"
+        allowed = f"an integer <= max_capacity, which is {maximum:,}"
         raise invalid("init_capacity", first, place, allowed)
     if "max_hbm_for_vectors" in settings:
         require_integer("max_hbm_for_vectors", settings["max_hbm_for_vectors"], 0, None, place)

@@ -162,10 +162,11 @@ class SokRule:
         for name, columns in (("rows", found.dim), ("slots", slots_per_row)):
             shape = np.shape(contents[name])
             if shape != (keys.size, columns):
-                raise invalid(name, list(shape), place, f"float32 [{keys.size}, {columns}]")
+                raise invalid(name, list(shape), place, f"the shape [{keys.size}, {columns}]")
         is_reserved = np.isin(keys, found.reserved_keys)
         if is_reserved.any():
-            allowed = f"others than {', '.join(map(str, found.reserved_keys))}, which SOK uses"
+            reserved = ", ".join(map(str, found.reserved_keys))
+            allowed = f"keys other than {reserved}, because SOK reserves them"
             raise invalid("keys", int(keys[is_reserved][0]), place, allowed)
         is_own = found.owners(keys) == found.rank
         names = ["keys", "rows", "slots", *(name for name in optional if name in contents)]
@@ -195,9 +196,9 @@ class SokRule:
         others = np.setdiff1d(found.sok.export(found.variable)[0].numpy(), keys)
         if initial is None and others.size:
             logging.warning(
-                "Table %r keeps rows of %d keys that are not among those that are loaded: SOK "
-                "cannot take keys out, nor make their random initial rows again. Load into a new "
-                "variable.",
+                "Table %r keeps the rows of %d keys that the loaded contents do not have, because "
+                "SOK can neither remove keys nor restore their random initial rows. Load into a "
+                "new variable to start without these keys.",
                 found.name,
                 others.size,
             )
@@ -220,12 +221,13 @@ def _require_rows(found: SokTable, keys: np.ndarray) -> None:
     lost = np.setdiff1d(keys, present)
     if lost.size:
         raise RuntimeError(
-            f"Table {found.name!r} had no room for {keys.size} rows on rank {found.rank}: SOK "
-            f"evicted {lost.size} of them, such as {lost[0]}, and others that were there. Give the "
-            "table more capacity, and load into a new store."
+            f"Table {found.name!r} has no room for {keys.size} loaded rows on rank {found.rank}. "
+            f"SOK evicted {lost.size} of these rows, for example key {lost[0]}, and may have "
+            "evicted other rows. Increase the capacity of the table, and load into a new store."
         )
     logging.warning(
-        "Table %r had no room for its rows and those that were loaded: SOK evicted older ones.",
+        "Table %r has no room for both its old rows and the loaded rows, so that SOK evicted old "
+        "rows. Increase the capacity of the table to keep all rows.",
         found.name,
     )
 
@@ -243,7 +245,7 @@ def same_rule(optimizer: optimizers.SparseOptimizer, rate: Callable[[], tf.Tenso
     first = tf.compat.v1.train
     kind = type(optimizer)
     if optimizer.op_transforms():
-        allowed = "one without l2, clip_value, clip_norm, weight_decay and max_norm"
+        allowed = "an optimizer without l2, clip_value, clip_norm, weight_decay and max_norm"
         raise invalid("optimizer", optimizer, "SOK's tables", allowed)
 
     if kind is optimizers.SGD and not optimizer.slots_per_row(1):
@@ -253,7 +255,10 @@ def same_rule(optimizer: optimizers.SparseOptimizer, rate: Callable[[], tf.Tenso
         # TensorFlow's Adagrad has no epsilon. It can be ignored only if it is tiny compared with
         # the accumulator.
         if not start > 0.0 or optimizer.epsilon > 1e-5 * start:
-            allowed = "initial_accumulator_value > 0, and epsilon at most 1e-5 times it"
+            allowed = (
+                "Adagrad with initial_accumulator_value > 0 and epsilon <= 1e-5 * "
+                "initial_accumulator_value"
+            )
             raise invalid("optimizer", optimizer, "SOK's tables", allowed)
         return first.AdagradOptimizer(rate, start)
     if isinstance(optimizer, optimizers.Adam) and optimizer.bias_correction == "table":

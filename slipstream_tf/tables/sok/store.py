@@ -149,7 +149,10 @@ class SokStore(SpreadStore, WatchingStore):
         require_integer("counted_keys", counted_keys, 1, None, "SokStore")
         if optimizer is not None and wrap_optimizer(optimizer) is not optimizer:
             kind = type(optimizer).__name__
-            allowed = f"tables.sok.wrap_optimizer({kind}(...)), which updates the variables, too"
+            allowed = (
+                "an optimizer that can update SOK's variables. Pass "
+                f"tables.sok.wrap_optimizer({kind}(...))"
+            )
             raise invalid("optimizer", kind, "SokStore", allowed)
         self.optimizer, self.comm = optimizer, comm
         self._opened = {name: open_table(name, v) for name, v in _named(variables).items()}
@@ -293,10 +296,10 @@ class SokStore(SpreadStore, WatchingStore):
         if unknown is not None:
             allowed = (
                 "Interval(...), or a store with one of these optimizers: "
-                f"{self._movements.known}; it has {unknown}"
+                f"{self._movements.known}. The present store has {unknown}"
             )
         elif not self._table(table).is_dynamic:
-            allowed = "Interval(...): SOK's optimizers update its dynamic variables only"
+            allowed = "Interval(...), because Movement is supported for a sok.DynamicVariable only"
         if allowed:
             raise invalid("until", "Movement", self._place_of(table), allowed)
 
@@ -347,7 +350,8 @@ class SokStore(SpreadStore, WatchingStore):
         """
         optimizer = optimizer or self.optimizer
         if optimizer is None:
-            raise invalid("optimizer", None, "SokStore.flush", "the one of the training loop")
+            allowed = "the optimizer of the training loop. Pass it to flush or to SokStore"
+            raise invalid("optimizer", None, "SokStore.flush", allowed)
         pairs = []
         for name, found in self._opened.items():
             self._watched[name].flush()
@@ -376,7 +380,8 @@ class SokStore(SpreadStore, WatchingStore):
         found = self._table(table)
         if flush:
             place = f"export_table of {self._place_of(table)}"
-            raise invalid("flush", True, place, "False; SokStore.flush applies sums")
+            allowed = "False. Call SokStore.flush to apply deferred gradients"
+            raise invalid("flush", True, place, allowed)
         steps, powers = self._rule.export()
         contents = table_contents(**self._rule.export_rows(found), steps=steps)
         return {**contents, "powers": powers}
@@ -407,9 +412,11 @@ def _named(variables: Any) -> dict[str, Any]:
         name = getattr(variables, "name", None)
         if not isinstance(name, str):
             kind = type(variables).__name__
-            allowed = "a sok.DynamicVariable, a sok.Variable, or a dictionary of them by table name"
+            allowed = (
+                "a sok.DynamicVariable, a sok.Variable, or a dictionary from table names to these"
+            )
             raise invalid("variables", kind, "SokStore", allowed)
         return {name.split(":")[0]: variables}
     if not variables:
-        raise invalid("variables", variables, "SokStore", "one variable or more")
+        raise invalid("variables", variables, "SokStore", "at least one variable")
     return dict(variables)

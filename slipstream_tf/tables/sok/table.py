@@ -19,13 +19,12 @@ from slipstream_tf.tables.base import UpdatedElsewhere
 from slipstream_tf.tables.sok import hkv
 
 OPTIMIZERS = (
-    "tf.compat.v1.train.AdagradOptimizer or another of tf.compat.v1.train, sok.SGD, or "
-    "tf_keras.optimizers.legacy.Adagrad or another of them (with TF_USE_LEGACY_KERAS=1 in the "
-    "environment before TensorFlow is imported)"
+    "an optimizer of tf.compat.v1.train, sok.SGD, or an optimizer of tf_keras.optimizers.legacy. "
+    "For the latter, set TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
 )
 _MISSING = (
-    "SOK cannot be imported: {error}. It needs an NVIDIA GPU: pip install merlin-sok, or give "
-    "store='native'."
+    "SOK cannot be imported: {error}. Install it on a host with an NVIDIA GPU (pip install "
+    "merlin-sok), or pass store='native'."
 )
 
 
@@ -57,8 +56,8 @@ def require_lookup_sparse() -> None:
         version = ".".join(map(str, sys.version_info[:2]))
         raise RuntimeError(
             "sok.lookup_sparse of merlin-sok 2.1.0 calls importlib.find_loader, which Python 3.12 "
-            f"took out; this is Python {version}. Use Python 3.11, or look rows up with "
-            "store='sok', which needs no lookup_sparse."
+            f"removed, but this is Python {version}. Use Python 3.11, or pass store='sok' to the "
+            "layer, which does not need lookup_sparse."
         )
 
 
@@ -228,12 +227,12 @@ class SokTable:
             return keys
         is_reserved = functools.reduce(tf.logical_or, [keys == key for key in reserved])
         place = (
-            f" of table {self.name!r}: SOK's {self.variable.backend_type} tables use "
-            f"{', '.join(map(str, reserved))} themselves. Give other keys."
+            f" for table {self.name!r}. Expected keys other than {', '.join(map(str, reserved))}, "
+            f"because SOK reserves them in {self.variable.backend_type} tables."
         )
         found = tf.reduce_min(tf.where(is_reserved, keys, tf.int64.max))
         with tf.device("CPU:0"):
-            message = tf.strings.join(["Invalid key ", tf.strings.as_string(found), place])
+            message = tf.strings.join(["Invalid `keys`: ", tf.strings.as_string(found), place])
             fine = tf.debugging.Assert(~tf.reduce_any(is_reserved), [message])
         with tf.control_dependencies([] if fine is None else [fine]):
             return tf.identity(keys)
@@ -292,8 +291,8 @@ def open_table(name: str, variable: Any) -> SokTable:
         if "max_capacity" not in settings:
             taken = hkv.memory(settings, variable.dimension)
             logging.warning(
-                "%s has no max_capacity: SOK reserves %d rows, %.1f GiB on the GPU and %.1f "
-                "in host memory, and as much again for each slot of the optimizer.",
+                "%s has no max_capacity, so that SOK reserves %d rows: %.1f GiB of GPU memory and "
+                "%.1f GiB of host memory, and the same for each optimizer slot. Pass max_capacity.",
                 place,
                 hkv.DEFAULT_CAPACITY,
                 taken.gpu / 2**30,
@@ -312,8 +311,8 @@ class SpreadStore(UpdatedElsewhere):
     def _require_ranks(self, ranks: int) -> None:
         """Raises ValueError unless `comm` has as many ranks as SOK."""
         if ranks != self._ranks:
-            allowed = f"distributed.init(): SOK has {ranks} ranks"
-            raise invalid("comm", self.comm, type(self).__name__, allowed)
+            allowed = f"a communicator with the {ranks} ranks of SOK. Pass comm=distributed.init()"
+            raise invalid("comm", f"{self._ranks} rank(s)", type(self).__name__, allowed)
 
     @property
     def _ranks(self) -> int:

@@ -79,8 +79,8 @@ def refuse(comm, folder: str) -> None:
             raise AssertionError(f"no error names {named!r}")
 
     first = wrap_optimizer(tf.compat.v1.train.AdamOptimizer(0.1))
-    refuses("without a word", sok_files.dump, opened(comm, "hbm", first), folder)
-    refuses("one or more", sok_files.dump, opened(comm, "hbm", None), folder)
+    refuses("silently omits", sok_files.dump, opened(comm, "hbm", first), folder)
+    refuses("at least one row", sok_files.dump, opened(comm, "hbm", None), folder)
     hbm = opened(comm, "hbm", None)
     now = datetime.datetime.now(datetime.timezone.utc)
     refuses("HKV", sok_files.written_since, hbm, now)

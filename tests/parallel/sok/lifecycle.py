@@ -34,13 +34,13 @@ def refuse_what_sok_would_not(comm) -> None:
     refuses("`capacity`: None", store, slip.Table("t", 4))
     refuses("such as 512", store, slip.Table("t", 4, retention=slip.Retention(300, eviction="lru")))
     refuses("'lru'", store, slip.Table("t", 4, retention=slip.Retention(256)))
-    refuses("None: SOK's hbm tables grow", store, var_type="hbm")
+    refuses("None, because hbm tables of SOK grow", store, var_type="hbm")
     refuses("max_hbm_for_vectors", store, settings={"max_hbm": 1})
     allowed = "SGD without momentum, Adagrad, or Adam with"
     refuses(allowed, store, optimizer=slip.optimizers.RowWiseAdagrad())
     refuses(allowed, store, optimizer=slip.optimizers.SGD(0.1, momentum=0.9))
     refuses(allowed, store, optimizer=slip.optimizers.Adam(bias_correction="row"))
-    refuses("one without l2", store, optimizer=slip.optimizers.SGD(0.1, l2=0.1))
+    refuses("an optimizer without l2", store, optimizer=slip.optimizers.SGD(0.1, l2=0.1))
     no_start = slip.optimizers.Adagrad(0.1, initial_accumulator_value=0.0)
     refuses("initial_accumulator_value > 0", store, optimizer=no_start)
     refuses("cache_bytes", store, cache_bytes=100)
@@ -134,7 +134,7 @@ def take_no_more_than_there_is_room_for(comm) -> None:
     for name in ("keys", "rows", "slots"):
         np.testing.assert_array_equal(small.export_table("t")[name], fine[name])
     bad = {**fine, "keys": np.arange(16) - 1}
-    refuses("others than", small.import_table, "t", bad)
+    refuses("keys other than", small.import_table, "t", bad)
 
 
 def fit(comm) -> None:

@@ -36,9 +36,9 @@ def table(kind: str = "hybrid", capacity: int = CAPACITY, **settings):
 def refuse_bad_arguments(comm) -> None:
     refuses("wrap_optimizer", SokStore, table(), tf.compat.v1.train.AdamOptimizer(0.1))
     for optimizer in (keras.optimizers.Adagrad(0.1), slip.optimizers.Adagrad(0.1)):
-        refuses("tf_keras.optimizers.legacy.Adagrad", wrap_optimizer, optimizer)
+        refuses("an optimizer of tf_keras.optimizers.legacy", wrap_optimizer, optimizer)
     refuses("a sok.DynamicVariable or a sok.Variable", SokStore, {"t": tf.Variable([[0.0]])})
-    refuses("one variable or more", SokStore, {})
+    refuses("at least one variable", SokStore, {})
     refuses("`init_capacity`: 24", SokStore, table(capacity=24))
     refuses("evict_strategy", SokStore, table(evict_strategy="kLru"))
     store = SokStore({"t": table()}, comm=comm)
@@ -58,10 +58,10 @@ def refuse_unknown_movement(comm) -> None:
     by_movement = UpdatePolicy("defer", "movement", movement=0.1, max_rows=10)
     adam = wrap_optimizer(tf.compat.v1.train.AdamOptimizer(0.1))
     store = SokStore({"t": table()}, adam, comm)
-    refuses("it has AdamOptimizer", store.set_update_policy, "t", by_movement)
+    refuses("store has AdamOptimizer", store.set_update_policy, "t", by_movement)
     static = open_sok().Variable(np.zeros((8, DIM)), dtype=tf.float32)
     store = SokStore({"t": static}, open_sok().SGD(0.1), comm)
-    refuses("dynamic variables only", store.set_update_policy, "t", by_movement)
+    refuses("a sok.DynamicVariable only", store.set_update_policy, "t", by_movement)
 
 
 def name_a_single_variable(comm) -> None:
@@ -115,7 +115,7 @@ def refuse_keys_of_soks_own(comm) -> None:
                     lookup(tf.constant([7, key, 0], tf.int64))
                 except tf.errors.InvalidArgumentError as error:
                     # Errors of graphs contain escaped quotes.
-                    assert f"Invalid key {key} of table" in str(error), error
+                    assert f"Invalid `keys`: {key} for table" in str(error), error
                     assert "mine" in str(error)
                 else:
                     raise AssertionError(f"key {key} raised no error")

@@ -112,7 +112,7 @@ def test_sparse_batches_have_an_end_of_no_inputs():
     ids=["no batch", "ragged twice"],
 )
 def test_what_has_no_empty_batch_is_refused_on_one_rank_too(data):
-    with pytest.raises(ValueError, match=r"Invalid `dataset`.*a dense tensor, a RaggedTensor"):
+    with pytest.raises(ValueError, match=r"Invalid `dataset`.*dense tensors, RaggedTensors"):
         pad_to_equal_steps(data, SingleProcess())
 
 
@@ -247,7 +247,7 @@ def test_no_batch_is_pulled_twice():
 )
 def test_what_has_no_place_for_next_keys_is_refused(element):
     data = tf.data.Dataset.from_tensor_slices(element).batch(2)
-    with pytest.raises(ValueError, match=r"Invalid `dataset`.*a dictionary with 'keys'"):
+    with pytest.raises(ValueError, match=r"Invalid `dataset`.*a features dictionary with 'keys'"):
         prefetch_keys(data)
 
 

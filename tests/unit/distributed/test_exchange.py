@@ -334,9 +334,9 @@ def test_auto_is_what_the_link_says(run_as_ranks):
 
 def test_where_gradients_alone_travel_there_is_one_dtype():
     alone = distributed.SingleProcess()
-    with pytest.raises(ValueError, match="only gradients travel"):
+    with pytest.raises(ValueError, match="only gradients are sent"):
         distributed.ReplicatedStore([Table("t", 2)], None, alone, "int8,int8")
-    with pytest.raises(ValueError, match="only gradients travel"):
+    with pytest.raises(ValueError, match="only gradients are sent"):
         distributed.DistributedOptimizer(keras.optimizers.SGD(), alone, wire_dtype="int8,float32")
 
 

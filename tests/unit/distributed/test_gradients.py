@@ -69,7 +69,7 @@ def used_optimizer():
     "optimizer, arguments, message",
     [
         (lambda: "adam", {}, "`optimizer`: 'str'.*a Keras 3 optimizer"),
-        (used_optimizer, {}, "`optimizer`: 'one that was used'.*one without state"),
+        (used_optimizer, {}, "`optimizer`: '.* that is built'.*without state"),
         (keras.optimizers.SGD, {"store": 3}, "`store`: 'int'.*VariableStore"),
         (keras.optimizers.SGD, {"wire_dtype": "half"}, "`wire_dtype`: 'half'"),
     ],
@@ -80,7 +80,7 @@ def test_what_cannot_be_wrapped_is_refused(optimizer, arguments, message):
 
 
 def test_a_tape_needs_a_store_or_ranks():
-    with pytest.raises(ValueError, match=r"`store`: None.*unless comm is given"):
+    with pytest.raises(ValueError, match=r"`store`: None.*if `comm` is None, too"):
         DistributedGradientTape(tf.GradientTape())
 
 

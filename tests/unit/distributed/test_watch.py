@@ -101,7 +101,7 @@ def test_strangers_are_turned_away():
                 stranger.sendall(greeting)
         return [text, text]
 
-    with pytest.raises(ConnectionError, match=r"waited in vain for ranks \[1\]"):
+    with pytest.raises(ConnectionError, match=r"received no connection from ranks \[1\]"):
         mesh.connect(0, 2, gather, 0.5)
 
 
@@ -182,7 +182,7 @@ def test_a_stranger_turned_away_for_another_is_not_listened_to():
         # order.
         come()
         oldest.sendall(b"x")
-        with pytest.raises(ConnectionError, match="waited in vain"):
+        with pytest.raises(ConnectionError, match="received no connection"):
             door.wait()
 
 
@@ -198,7 +198,7 @@ def test_only_the_interface_of_the_job_is_listened_at(monkeypatch):
             socket.create_connection(("127.0.0.2", port))
         return [text, text]
 
-    with pytest.raises(ConnectionError, match="waited in vain"):
+    with pytest.raises(ConnectionError, match="received no connection"):
         mesh.connect(0, 2, gather, 0.1)
 
 
@@ -243,13 +243,13 @@ def test_a_rank_that_ended_because_of_another_is_not_blamed(watches):
     assert watches[1].explain(HOROVOD_ERROR).rank == 2
     watches[1].leave()
     lost = watches[0].explain(HOROVOD_ERROR)
-    assert lost.rank == 2 and "rank 1 " not in str(lost).replace("(seen by rank 1)", "")
+    assert lost.rank == 2 and "rank 1 " not in str(lost).replace("(reported by rank 1)", "")
 
 
 def test_a_rank_that_left_too_early(watches):
     watches[1].leave()
     lost = watches[0].explain(HOROVOD_ERROR)
-    assert lost.rank == 1 and "has come to its end, while this rank's has not" in str(lost)
+    assert lost.rank == 1 and "has finished, but the program of this rank has not" in str(lost)
 
 
 @pytest.fixture

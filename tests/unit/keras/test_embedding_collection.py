@@ -134,10 +134,10 @@ def test_a_nan_gradient_is_an_error_and_updates_nothing():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"a": np.array([1])}, "missing: 'b'"),
+        ({"a": np.array([1])}, "missing features: 'b'"),
         (
             {"a": np.array([1]), "bb": np.array([1])},
-            r"missing: 'b' \(not 'bb'\?\)",
+            r"missing features: 'b' \(not 'bb'\?\)",
         ),
         ({"a": np.array([1.0]), "b": np.array([1])}, "'float64' for feature 'a'"),
         (np.zeros((2, 2), np.float32), "Invalid `keys`: 'float32'"),
@@ -222,7 +222,7 @@ def test_symbolic_shapes_and_dtype():
     [
         (lambda: keras.Input((2,)), "Invalid `dtype`: 'float32'"),
         (lambda: keras.Input((3,), dtype="int64"), r"\[batch, 2\]"),
-        (lambda: {"a": keras.Input((), dtype="int64")}, "missing: 'b'"),
+        (lambda: {"a": keras.Input((), dtype="int64")}, "missing features: 'b'"),
     ],
 )
 def test_bad_symbolic_inputs(make_inputs, message):

@@ -249,7 +249,10 @@ def test_settings_that_cannot_work(options, message):
     [
         ({"seen": [[1], [2, 3]], "item": [1, 2]}, "'seen' of layer.*tf.ragged.constant"),
         ([np.array([1]), np.array([2])], "a list of 2 tensors.*a dictionary"),
-        ({"sen": np.array([1]), "item": np.array([1])}, r"missing: 'seen' \(not 'sen'\?\)"),
+        (
+            {"sen": np.array([1]), "item": np.array([1])},
+            r"missing features: 'seen' \(not 'sen'\?\)",
+        ),
         ({"seen": np.array([1.0]), "item": np.array([1])}, "'float64' for feature 'seen'"),
         ({"seen": np.zeros((1, 2, 3), int), "item": np.array([1])}, "for feature 'seen'"),
         ({"seen": tf.sparse.from_dense([1, 2]), "item": np.array([1, 2])}, "SparseTensor"),
@@ -274,7 +277,7 @@ def test_weights_of_another_length_name_the_feature():
     weights = {"seen": tf.ragged.constant([[1.0]] * 5)}
     with pytest.raises(tf.errors.InvalidArgumentError, match="weights of feature 'seen'"):
         layer(inputs, weights)
-    with pytest.raises(ValueError, match=r"'seen'.*a SparseTensor, as the keys are"):
+    with pytest.raises(ValueError, match=r"'seen'.*a SparseTensor, like the keys"):
         layer({**inputs, "seen": FORMS["sparse"][0]}, weights)
     with pytest.raises(ValueError, match=r"Invalid `weights`: \['sen'\]"):
         layer(inputs, {"sen": weights["seen"]})
@@ -322,7 +325,7 @@ def test_features_of_apply_that_are_not_there():
     """The error names the missing feature and suggests `get_keys`."""
     slipstream = slip.Slipstream(make_layer())
     data = tf.data.Dataset.from_tensors(({"sen": [1], "item": [1], "price": [1.0]}, [1.0]))
-    with pytest.raises(ValueError, match=r"get_keys=.*missing: 'seen' \(not 'sen'\?\)"):
+    with pytest.raises(ValueError, match=r"get_keys=.*missing features: 'seen' \(not 'sen'\?\)"):
         slipstream.apply(data, batch_size=1)
     pair = tf.data.Dataset.from_tensors((([1], [1]), [1.0]))
     with pytest.raises(ValueError, match=r"a dictionary \{feature name: keys\}.*`get_keys`"):

@@ -455,7 +455,7 @@ def test_a_joined_store_has_all_tables():
         ),
         (
             lambda: [layer("a"), layer("a", features={"b": "a"})],
-            r"`embeddings`: \['a'\].*tables differ in name",
+            r"`embeddings`: \['a'\].*distinct table names",
         ),
         (lambda: [layer("a"), keras.layers.Dense(1)], r"`embeddings`"),
         (list, r"`embeddings`: \[\]"),

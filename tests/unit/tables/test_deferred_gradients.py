@@ -266,7 +266,7 @@ def test_a_step_that_was_traced_without_the_optimizer_cannot_tell_movement():
     gradients = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
     tf.function(lambda: store.mask_gradients("t", gradients).values)()
     store.use_optimizer(keras.optimizers.SGD(0.1))
-    with pytest.raises(ValueError, match="told of after a step had been traced"):
+    with pytest.raises(ValueError, match="received after a step had been traced"):
         store.set_update_policy("t", MOVEMENT)
 
 

@@ -43,7 +43,7 @@ def test_rows_are_read_written_removed_and_listed() -> None:
 @pytest.mark.parametrize(
     ("keys", "rows", "message"),
     [
-        ([1], [[1.0]], r"`rows`: \[1, 1\] for table 't'. Expected \[1, 2\]"),
+        ([1], [[1.0]], r"`rows`: \[1, 1\] for table 't'. Expected the shape \[1, 2\]"),
         ([1, 2], [[1.0, 2.0]], r"`rows`: \[1, 2\]"),
         ([0.5], [[1.0, 2.0]], r"`keys`: 'float64 \[1\]'"),
         ([[1]], [[1.0, 2.0]], r"`keys`: 'int64 \[1, 1\]'"),
@@ -74,7 +74,7 @@ def test_a_layers_table_and_training_after_a_removal() -> None:
 def test_a_variables_rows_are_not_the_stores_to_change() -> None:
     table = TableRows(VariableStore({"t": tf.Variable(tf.ones([3, 2]))}), "t")
     assert table.read([1]).tolist() == [[1.0, 1.0]] and len(table) == 3
-    with pytest.raises(ValueError, match=r"`store`: 'VariableStore' for table 't'"):
+    with pytest.raises(ValueError, match=r"`store`: 'VariableStore' for a change of table 't'"):
         table.remove([1])
 
 
@@ -98,7 +98,9 @@ def test_ranks_write_and_remove_together(kind: str) -> None:
 def test_ranks_that_write_different_rows_are_told() -> None:
     def job(comm: Any) -> str:
         table = make(comm, kind=distributed.ReplicatedStore)
-        with pytest.raises(ValueError, match="keys and rows that are changed on rank 1") as error:
+        with pytest.raises(
+            ValueError, match="a call that writes or removes rows on rank 1"
+        ) as error:
             table.write([1], [[comm.rank, 0.0]])
         return str(error.value)
 

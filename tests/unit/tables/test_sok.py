@@ -32,7 +32,7 @@ def test_good_settings_pass() -> None:
         ({"init_capacity": 0}, "`init_capacity`: 0 .*power of two"),
         ({"init_capacity": 1024.0}, "`init_capacity`: 1024.0 .*power of two"),
         ({"init_capacity": True}, "`init_capacity`: True"),
-        ({"init_capacity": 1 << 21}, "at most max_capacity, which is 1,048,576"),
+        ({"init_capacity": 1 << 21}, "<= max_capacity, which is 1,048,576"),
         ({"max_hbm": 3}, "`settings`: 'max_hbm' .*'max_hbm_for_vectors'"),
         ({"max_hbm_for_vectors": 0.5}, "`max_hbm_for_vectors`: 0.5 .*integer"),
         ({"evict_strategy": "kLfu"}, "`evict_strategy`.*reads the value of 'io_by_cpu'"),
@@ -73,7 +73,7 @@ def test_memory_is_all_rows_and_keys(power: int, dim: int, gibibytes: int, slots
 @pytest.mark.parametrize("var_type", ["hybrid", "hbm"])
 def test_storage_is_refused(var_type):
     table = Table("items", 8, storage=Storage("bfloat16"))
-    with pytest.raises(ValueError, match=r"`storage`.*'items' of SOK's.*max_hbm_for_vectors"):
+    with pytest.raises(ValueError, match=r"`storage`.*'items' in SOK.*max_hbm_for_vectors"):
         _settings_of(table, var_type, {})
 
 
