@@ -70,7 +70,7 @@ def DistributedOptimizer(
     if backward_passes_per_step > 1:
         accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
         if accumulates not in (None, backward_passes_per_step):
-            allowed = f"None or {backward_passes_per_step}, the value of backward_passes_per_step"
+            allowed = f"None or the value of backward_passes_per_step={backward_passes_per_step}"
             raise invalid("gradient_accumulation_steps", accumulates, place, allowed)
         config["gradient_accumulation_steps"] = backward_passes_per_step
     found = None if store is None else store_of(store, place)

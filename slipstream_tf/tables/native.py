@@ -243,7 +243,8 @@ class NativeStore(EmbeddingStore):
         optimizer = self.rates.optimizers[self.index_of(table)]
         others = [name for name in BEFORE_RULE if getattr(optimizer, name) is not None]
         if policy.mode == "defer" and others:
-            place = f"table {table!r} with {', '.join(others)} of {type(optimizer).__name__}"
+            settings = ", ".join(f"{name}={getattr(optimizer, name)}" for name in others)
+            place = f"table {table!r} with {type(optimizer).__name__}({settings})"
             allowed = (
                 "no DeferGradients, because a sum of gradients would be clipped or penalized like "
                 f"a single gradient. Remove DeferGradients or {', '.join(others)}"
@@ -251,9 +252,12 @@ class NativeStore(EmbeddingStore):
             raise invalid("policies", "DeferGradients", place, allowed)
         if policy.mode == "mask" and optimizer.updates_all_rows:
             place = (
-                f"table {table!r}, because l2 of its {type(optimizer).__name__} updates all rows"
+                f"table {table!r} with {type(optimizer).__name__}(l2={optimizer.l2}, decay='all')"
             )
-            allowed = "no MaskGradients. Set decay='batch', or use weight_decay instead of l2"
+            allowed = (
+                "no MaskGradients, because this l2 updates all rows. Set decay='batch', or use "
+                "weight_decay instead of l2"
+            )
             raise invalid("policies", "MaskGradients", place, allowed)
         update_policy.set_policy(self._handle_of(table), policy)
 

@@ -110,8 +110,8 @@ def test_has_no_gradient():
     ("arguments", "error", "message"),
     [
         (dict(metric="l1"), ValueError, r"Invalid `metric`: 'l1'.*'linf', 'l2'"),
-        (dict(snapshot=np.zeros((2, 4), np.float32)), ValueError, r"\(2, 3\).*\(2, 4\)"),
-        (dict(snapshot=np.zeros((1, 3), np.float32)), ValueError, r"\(2, 3\).*\(1, 3\)"),
+        (dict(snapshot=np.zeros((2, 4), np.float32)), ValueError, r"\(2, 4\).*\(2, 3\)"),
+        (dict(snapshot=np.zeros((1, 3), np.float32)), ValueError, r"\(1, 3\).*\(2, 3\)"),
         (dict(snapshot=np.zeros(3, np.float32)), ValueError, r"Invalid `snapshot`: shape \(3,\)"),
         (dict(current=np.zeros((2, 3))), TypeError, "Invalid `current`: dtype float64"),
     ],

@@ -126,7 +126,7 @@ def test_masked_rows_decay_and_are_not_penalised() -> None:
     np.testing.assert_allclose(rows[0], [0.95, 0.95], rtol=1e-6)
     np.testing.assert_allclose(rows[1], [0.85, 0.85], rtol=1e-5)
     swept = NativeStore([Table("t", 2)], optimizers.Adam(0.1, l2=0.5, decay="all"))
-    with pytest.raises(ValueError, match=r"`policies`: 'MaskGradients'.*all rows of which Adam"):
+    with pytest.raises(ValueError, match=r"'MaskGradients'.*Adam\(l2=0.5, decay='all'\)"):
         swept.set_update_policy("t", UpdatePolicy("mask"))
 
 

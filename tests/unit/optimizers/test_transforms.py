@@ -50,7 +50,7 @@ def test_configurations(rule) -> None:
 @pytest.mark.parametrize("name", ["l2", "clip_value", "clip_norm", "weight_decay"])
 def test_sums_are_not_deferred_beside_them(name) -> None:
     store = NativeStore([Table("t", 4)], optimizers.SGD(0.1, **{name: 0.1}))
-    with pytest.raises(ValueError, match=f"`policies`: 'DeferGradients'.*SGD has {name}"):
+    with pytest.raises(ValueError, match=rf"`policies`: 'DeferGradients'.*SGD\({name}=0.1\)"):
         store.set_update_policy("t", UpdatePolicy("defer", movement=1.0))
     store.set_update_policy("t", UpdatePolicy("mask"))
     bounded = NativeStore([Table("t", 4)], optimizers.SGD(0.1, max_norm=1.0))

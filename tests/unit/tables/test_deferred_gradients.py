@@ -338,7 +338,7 @@ def test_an_optimizer_of_other_ranks_is_refused():
 
     store = defer_one(tf.Variable(tf.zeros([ROWS, DIM])))
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), TwoRanks())
-    with pytest.raises(ValueError, match=r"`comm`: '1 rank\(s\)'.*the 2 rank"):
+    with pytest.raises(ValueError, match=r"`comm`: '1 rank\(s\)'.* has 2 rank"):
         flush_deferred(store, optimizer, SingleProcess())
     assert store.deferred_rows() == {"t": 1}
 
