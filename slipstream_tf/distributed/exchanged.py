@@ -189,7 +189,7 @@ class ExchangedStore(CollectingStore, NativeStore):
         if self.comm.size == 1:
             return super().set_update_policy(table, policy)
         if policy.decay_skipped:
-            place = f"table {table!r} of {self.comm.size} ranks"
+            place = f"table {table!r} on {self.comm.size} ranks"
             raise invalid(
                 "decay_moments", True, place, "False, because ranks look up different keys"
             )

@@ -64,7 +64,7 @@ def DistributedOptimizer(
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
     if getattr(optimizer, "built", False):
         allowed = "an optimizer without state. Wrap it before it is built"
-        raise invalid("optimizer", f"{base.__name__} that is built", place, allowed)
+        raise invalid("optimizer", f"a built {base.__name__}", place, allowed)
     require_integer("backward_passes_per_step", backward_passes_per_step, 1, None, place)
     config = optimizer.get_config()
     if backward_passes_per_step > 1:

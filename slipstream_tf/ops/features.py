@@ -284,7 +284,7 @@ def table_names(tables: Sequence[str], place: str) -> tuple[str, ...]:
     """
     tables = tuple(tables)
     if not tables or len(set(tables)) != len(tables):
-        raise invalid("tables", tables, place, "at least one name, and distinct names")
+        raise invalid("tables", tables, place, "at least one name, without duplicates")
     return tables
 
 

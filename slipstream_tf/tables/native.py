@@ -60,7 +60,7 @@ class NativeStore(EmbeddingStore):
         self.optimizer = Adagrad() if optimizer is None else get_optimizer(optimizer)
         names = [config.name for config in self.tables]
         if not names or len(set(names)) != len(names):
-            raise invalid("tables", names, "a store", "at least one table, and distinct names")
+            raise invalid("tables", names, "a store", "at least one table, with distinct names")
         self.rates = Rates(self.tables, self.optimizer, self._step_of)
         _require_room(self.tables, self.rates.optimizers)
         self.spills = any(table.storage.spill is not None for table in self.tables)

@@ -141,8 +141,8 @@ class EstimatedCounts:
         self._sketches[table].decay(0.0)
         if accesses["keys"].size:
             logging.warning(
-                "The estimated access counts of table %r restart from zero, because a checkpoint "
-                "cannot contain them. The next hot set is chosen from fewer accesses.",
+                "The estimated access counts of table %r restart from zero, because a sketch "
+                "cannot be restored. The next hot set is chosen from fewer accesses.",
                 table,
             )
 

@@ -203,7 +203,8 @@ class VariableStore(WatchingStore):
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             place += " with deferred gradients"
-            raise invalid("gradient_accumulation_steps", steps, place, "None")
+            allowed = "None, because deferred gradients cannot be accumulated"
+            raise invalid("gradient_accumulation_steps", steps, place, allowed)
 
     def set_saturated(self, table: str, keys: Any) -> None:
         """Replaces the saturated keys of a table, from the next step.

@@ -258,7 +258,7 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         if by_movement and not isinstance(self.optimizer, optimizers.SGD):
             allowed = (
                 "Interval(...) or the optimizer SGD, because a rank cannot read the slots of rows "
-                "that other ranks own. SokStore also supports Movement with Adagrad"
+                "on other ranks. SokStore also supports Movement with Adagrad"
             )
             raise invalid("until", "Movement", place, allowed)
         self._require_policy(table, policy)

@@ -68,7 +68,7 @@ def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
 def test_moments_of_masked_rows_do_not_decay_on_several_ranks(run_as_ranks, kind):
     def program(comm):
         store = kind(TABLES, optimizers.Adam(0.1), comm)
-        with pytest.raises(ValueError, match="`decay_moments`: True for table 't' of 2 ranks"):
+        with pytest.raises(ValueError, match="`decay_moments`: True for table 't' on 2 ranks"):
             store.set_update_policy("t", UpdatePolicy("mask", decay_skipped=True))
 
     assert run_as_ranks(2, program) == [None, None]

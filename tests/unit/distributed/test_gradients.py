@@ -69,7 +69,7 @@ def used_optimizer():
     "optimizer, arguments, message",
     [
         (lambda: "adam", {}, "`optimizer`: 'str'.*a Keras 3 optimizer"),
-        (used_optimizer, {}, "`optimizer`: '.* that is built'.*without state"),
+        (used_optimizer, {}, "`optimizer`: 'a built SGD'.*without state"),
         (keras.optimizers.SGD, {"store": 3}, "`store`: 'int'.*VariableStore"),
         (keras.optimizers.SGD, {"wire_dtype": "half"}, "`wire_dtype`: 'half'"),
     ],
