@@ -326,7 +326,13 @@ def bad_inputs():
         ),
         ("negative splits", {"f": negative}, None, op_error, r"splits\[0\] .*'f' is -1"),
         ("splits beyond", {"f": beyond}, None, op_error, r"splits\[1\] .*'f' is 5; expected 2"),
-        ("float keys", {"f": np.array([1.0])}, None, ValueError, "float64.*'f'.*integers or strings"),
+        (
+            "float keys",
+            {"f": np.array([1.0])},
+            None,
+            ValueError,
+            "float64.*'f'.*integers or strings",
+        ),
         ("rank 3", {"f": np.zeros((1, 1, 1), np.int64)}, None, ValueError, "'f'"),
         (
             "short weights",

@@ -228,10 +228,10 @@ def test_deltas_are_of_rows_that_were_not_rounded(tmp_path: Path) -> None:
     served(layer, tmp_path / "kept")
     served(layer, tmp_path / "rounded", rows_dtype="int8")
     train(layer.store, 1, seed=9)
-    with pytest.raises(ValueError, match=r"rows of table 't' as int8.*without rows_dtype"):
+    with pytest.raises(ValueError, match=r"table 't' with rows of dtype int8.*without rows_dtype"):
         export.delta(layer, tmp_path / "delta", since=tmp_path / "rounded")
     export.delta(layer, tmp_path / "delta", since=tmp_path / "kept")
-    with pytest.raises(ValueError, match=r"rows of table 't' as int8.*without rows_dtype"):
+    with pytest.raises(ValueError, match=r"table 't' with rows of dtype int8.*without rows_dtype"):
         export.apply_delta(tmp_path / "rounded", tmp_path / "delta")
     export.apply_delta(tmp_path / "kept", tmp_path / "delta", tmp_path / "new")
     loaded = tf.saved_model.load(str(tmp_path / "new"))
