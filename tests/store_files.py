@@ -1,6 +1,6 @@
 """Stores with one table "t", saved and restored without a job.
 
-`InSok` replaces a store of a table in SOK. It needs neither SOK's code nor a GPU.
+`SokLikeStore` replaces a store of a table in SOK. It needs neither SOK's code nor a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPECS = [FeatureSpec("t", "t", "sum", padding_key=None)]
 DEFERS = UpdatePolicy("defer", "interval", max_age=1000, max_rows=100)
 
 
-class InSok(SavedStore):
+class SokLikeStore(SavedStore):
     """One rank's shard of a table, in the layout of SOK's stores.
 
     Rows are distributed by key modulo the number of ranks. Access counts are exported separately.
@@ -46,7 +46,7 @@ class InSok(SavedStore):
         self.policies: list[UpdatePolicy] = []
         self.flushed = 0
 
-    def fill(self, keys: Sequence[int], powers: Sequence[float] = ()) -> InSok:
+    def fill(self, keys: Sequence[int], powers: Sequence[float] = ()) -> SokLikeStore:
         """Allocates this rank's rows, with access counts and deferred gradients.
 
         All ranks have accessed all keys. Sums are deferred for some keys only: for keys of this

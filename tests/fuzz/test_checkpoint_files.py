@@ -43,7 +43,7 @@ def damaged(content: bytes, other: bytes, random_: random.Random) -> bytes:
     return content
 
 
-def test_a_spliced_file_is_an_error_or_has_its_content(tmp_path: Path) -> None:
+def test_spliced_file_raises_or_reads_original_content(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
     array_file.write(path, "me", {"n": 1}, groups(40), block_rows=8)
     array_file.write(other, "you", {"n": 2}, groups(30), block_rows=8)

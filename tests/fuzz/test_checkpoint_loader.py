@@ -143,7 +143,7 @@ def _bounded() -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class IntactCheckpoint:
     """An undamaged checkpoint.
 
     Attributes:
@@ -158,9 +158,7 @@ class Whole:
 
 
 @pytest.mark.parametrize("placement", CASES)
-def test_damaged_checkpoints_are_restored_bitwise_or_not_at_all(
-    placement: str, tmp_path: Path
-) -> None:
+def test_damaged_checkpoint_raises_or_restores_bitwise(placement: str, tmp_path: Path) -> None:
     directory, base = tmp_path / "checkpoints", tmp_path / "base"
     ranks = Ranks(placement, directory)
     for steps in (13, 9):
@@ -168,12 +166,12 @@ def test_damaged_checkpoints_are_restored_bitwise_or_not_at_all(
         ranks.save()
     directory.rename(base)
 
-    def restored_alone(name: str) -> Whole:
+    def restored_alone(name: str) -> IntactCheckpoint:
         ranks.train(1)
         shutil.copytree(base / name, directory / name)
         reported = ranks.restore()
         shutil.rmtree(directory)
-        return Whole(content_of(base / name), ranks.digests(), reported)
+        return IntactCheckpoint(content_of(base / name), ranks.digests(), reported)
 
     older, newer = (restored_alone(name) for name in sorted(os.listdir(base)))
     assert older == restored_alone(older.reported[0].path.name)
@@ -210,8 +208,8 @@ def _watched_restore(ranks: Ranks) -> list[Any]:
 
 
 def _restored(
-    directory: Path, found: list[Any], before: Digest, after: Digest, wholes: list[Whole]
-) -> Whole | None:
+    directory: Path, found: list[Any], before: Digest, after: Digest, wholes: list[IntactCheckpoint]
+) -> IntactCheckpoint | None:
     """Returns the restored checkpoint, or None if the restore was refused.
 
     Args:

@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 180
 @pytest.mark.parametrize(
     "seed", range(4) if SECONDS else (0, pytest.param(1, marks=pytest.mark.slow))
 )
-def test_any_call_gives_a_result_or_an_error(tmp_path: Path, seed: int) -> None:
+def test_random_op_calls_return_result_or_raise(tmp_path: Path, seed: int) -> None:
     journal = tmp_path / "journal.json"
     seconds = float(SECONDS) / 4 if SECONDS else TIMEOUT_SECONDS / 2
     cases = 10**9 if SECONDS else CASES

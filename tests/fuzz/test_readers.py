@@ -162,7 +162,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_any_file_gives_rows_or_an_error_that_names_it(name: str, tmp_path: Path) -> None:
+def test_random_file_yields_rows_or_error_names_file(name: str, tmp_path: Path) -> None:
     file, make, read = FORMS[name]
     path = tmp_path / file
     path.write_bytes(make(([], [])))
@@ -177,7 +177,7 @@ def test_any_file_gives_rows_or_an_error_that_names_it(name: str, tmp_path: Path
     fuzz(st.one_of(PAIR, PAIR, PAIR, PAIR, PAIR, PAIR, PAIR, st.binary()), check, 60, SHARE)
 
 
-def test_what_is_known_of_empty_lines_does_not_fill_the_memory(
+def test_many_empty_lines_use_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text, "BLOCK_BYTES", 4 << 20)
@@ -196,7 +196,7 @@ def test_what_is_known_of_empty_lines_does_not_fill_the_memory(
 SCHEMA_TEXT = json.dumps({**SCHEMA, "delimiter": ",", "columns": None}).encode()
 
 
-def test_any_schema_is_read_or_refused(tmp_path: Path) -> None:
+def test_random_schema_parses_or_raises(tmp_path: Path) -> None:
     path, data = tmp_path / "schema.json", tmp_path / "data.csv"
     data.write_bytes(table())
 
@@ -224,7 +224,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("what", ["prepared.json", "train/000000.parquet"])
-def test_any_prepared_data_is_read_or_refused(what: str, prepared: Path) -> None:
+def test_damaged_prepared_data_reads_or_raises(what: str, prepared: Path) -> None:
     path = prepared / what
     whole = path.read_bytes()
 
@@ -244,7 +244,7 @@ def test_any_prepared_data_is_read_or_refused(what: str, prepared: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["csv", "parquet"])
-def test_whatever_is_prepared_is_read_again(name: str, tmp_path: Path) -> None:
+def test_prepared_data_reads_back(name: str, tmp_path: Path) -> None:
     file, make, _ = FORMS[name]
     path, number = tmp_path / file, 0
     schema = SCHEMA if name == "csv" else {"label": "click", "keys": ["row", "list"]}

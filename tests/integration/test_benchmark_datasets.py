@@ -102,7 +102,7 @@ def test_globo_examples_equal_the_reference(globo: ModuleType) -> None:
     np.testing.assert_array_equal(labels, expected_labels)
 
 
-def test_globo_negatives_are_uniform_over_the_clicks_before(globo: ModuleType) -> None:
+def test_globo_negatives_are_uniform_over_earlier_clicks(globo: ModuleType) -> None:
     clicks = 60_000
     columns = dict.fromkeys(make_clicks(), np.zeros(clicks, np.int32))
     columns["article"] = np.arange(clicks, dtype=np.int32)
@@ -115,7 +115,7 @@ def test_globo_negatives_are_uniform_over_the_clicks_before(globo: ModuleType) -
 
 
 @pytest.mark.parametrize("law", ["before", "hour"])
-def test_globo_clicks_have_their_negatives(globo: ModuleType, law: str) -> None:
+def test_globo_adds_negatives_for_each_click(globo: ModuleType, law: str) -> None:
     columns = make_clicks()
     columns["article"] = np.arange(CLICKS, dtype=np.int32)
     keys, labels = globo.build_examples(columns, 0, 4, law)
@@ -134,7 +134,7 @@ def test_globo_clicks_have_their_negatives(globo: ModuleType, law: str) -> None:
         assert (of_negatives <= clicks).all() and (clicks - of_negatives <= 20_000).all()
 
 
-def test_globo_time_split_keeps_the_order(globo: ModuleType, clicks: str) -> None:
+def test_globo_time_split_keeps_order(globo: ModuleType, clicks: str) -> None:
     keys, labels = expected_examples(globo, make_clicks(), CLICKS)
     expected = np.column_stack([keys, labels]).tolist()
     border = 2 * int(CLICKS * 0.9)
@@ -142,7 +142,9 @@ def test_globo_time_split_keeps_the_order(globo: ModuleType, clicks: str) -> Non
     assert parts == {"train": expected[:border], "test": expected[border:]}
 
 
-def test_globo_random_split_loses_no_example_and_keeps_time(globo: ModuleType, clicks: str) -> None:
+def test_globo_random_split_keeps_all_examples_and_time_order(
+    globo: ModuleType, clicks: str
+) -> None:
     columns = {name: values[:2000] for name, values in make_clicks().items()}
     expected = np.column_stack(expected_examples(globo, columns, 2000)).tolist()
     parts = read_globo(globo, clicks, clicks=2000)
@@ -158,7 +160,7 @@ def test_globo_random_split_loses_no_example_and_keeps_time(globo: ModuleType, c
 
 @pytest.mark.parametrize("split", ["random", "time"])
 @pytest.mark.parametrize("negatives", [1, 3])
-def test_globo_validation_part_is_a_tenth_of_the_training_part(
+def test_globo_validation_part_is_tenth_of_training_part(
     globo: ModuleType, clicks: str, split: str, negatives: int
 ) -> None:
     whole = read_globo(globo, clicks, split=split, negatives=negatives)
@@ -170,7 +172,7 @@ def test_globo_validation_part_is_a_tenth_of_the_training_part(
         assert whole["train"] == apart["train"] + apart["valid"]
 
 
-def test_globo_is_prepared_and_trained_with_its_settings(
+def test_globo_trains_with_its_preset_settings(
     globo: ModuleType, clicks: str, tmp_path: Path
 ) -> None:
     folder, run = tmp_path / "prepared", tmp_path / "run"
@@ -190,7 +192,7 @@ def test_globo_is_prepared_and_trained_with_its_settings(
     assert (settings["model"], settings["dim"], settings["rows_init"]) == ("dcn", 4, 0.2)
 
 
-def test_frappe_is_prepared_with_its_own_validation_part(tmp_path: Path) -> None:
+def test_frappe_keeps_its_validation_part(tmp_path: Path) -> None:
     random, arrays = np.random.default_rng(0), {}
     sizes = {"train": 70, "valid": 20, "test": 10}
     for part, size in sizes.items():
@@ -218,9 +220,7 @@ def write_movielens(path: Path, ratings: int) -> None:
         archive.writestr("ml-1m/users.dat", "\n".join(users) + "\n")
 
 
-def test_movielens_is_prepared_in_the_order_of_its_split(
-    movielens: ModuleType, tmp_path: Path
-) -> None:
+def test_movielens_keeps_order_of_its_split(movielens: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "ml-1m.zip"
     write_movielens(path, 3_000)
     keys, labels = movielens.read_archive(str(path))
@@ -239,13 +239,13 @@ def test_movielens_is_prepared_in_the_order_of_its_split(
 
 
 @pytest.mark.parametrize("name", ["globo", "frappe", "movielens"])
-def test_settings_of_data_sets_are_flags(name: str) -> None:
+def test_dataset_settings_are_valid_flags(name: str) -> None:
     path = BENCHMARKS / "datasets" / f"{name}.json"
     values, _ = make_flags().parse([f"--settings={path}"])
     assert values["shuffle"] == "examples"
 
 
-def test_unfit_arrays_are_named(
+def test_invalid_arrays_raise_with_array_name(
     globo: ModuleType, frappe: ModuleType, clicks: str, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "a.npz")
@@ -275,7 +275,7 @@ def test_unfit_arrays_are_named(
 
 
 @pytest.mark.parametrize("program", ["globo.py", "frappe.py", "movielens.py"])
-def test_a_damaged_file_is_one_line(program: str, tmp_path: Path) -> None:
+def test_damaged_file_prints_one_line_error(program: str, tmp_path: Path) -> None:
     path = tmp_path / "damaged.zip"
     path.write_bytes(b"PK\x03\x04 no archive")
     done = run_benchmark(f"datasets/{program}", str(path), f"--output={tmp_path / 'out'}")

@@ -16,7 +16,7 @@ DEFER = "generated/unshaped/sharded_2/seed3/repeat0/defer/metrics.json"
 
 
 @needs_sources
-def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
+def test_network_compares_rank_bytes_and_reuses_finished_runs(
     warm: list[str], tmp_path: Path
 ) -> None:
     if importlib.util.find_spec("horovod") is None:
@@ -54,7 +54,7 @@ def test_network_compares_bytes_of_ranks_and_does_not_repeat_runs(
 
 
 @needs_sources
-def test_every_network_run_has_flags_that_the_program_takes(
+def test_network_runs_pass_valid_flags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = load("network", monkeypatch)
@@ -95,7 +95,7 @@ def test_every_network_run_has_flags_that_the_program_takes(
 
 
 @needs_sources
-def test_bytes_after_a_step_count_parts_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_after_step_include_partial_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     network = load("network", monkeypatch)
     windows = [
         {"step": 10, "traffic": {"keys": 100}},
@@ -107,7 +107,7 @@ def test_bytes_after_a_step_count_parts_of_windows(monkeypatch: pytest.MonkeyPat
 
 
 @needs_sources
-def test_plain_training_does_not_pay_for_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_step_time_excludes_window_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     report = load("network", monkeypatch).network_report
     # 20 of the 25 steps are timed. The window end at step 4 is before and the end at step 25 after
     # the timed steps. The record may lack the last window.

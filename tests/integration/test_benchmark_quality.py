@@ -21,7 +21,7 @@ def fixture_task(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @needs_sources
-def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_path: Path) -> None:
+def test_systems_are_timed_to_same_quality(warm: list[str], tmp_path: Path) -> None:
     systems = ["slipstream", "slipstream_both", "hotline", "keras"]
     flags = [
         "--data=criteo", "--examples=40000", "--trials=1", "--seeds=0", "--points=1",
@@ -58,7 +58,7 @@ def test_systems_train_and_are_timed_to_the_same_quality(warm: list[str], tmp_pa
 
 
 @needs_sources
-def test_what_systems_measure_is_what_the_package_does(task: Any) -> None:
+def test_benchmark_metrics_equal_package_metrics(task: Any) -> None:
     random = np.random.default_rng(0)
     labels = (random.random(2000) < 0.3).astype(np.float32)
     # Rounding produces ties.
@@ -69,7 +69,7 @@ def test_what_systems_measure_is_what_the_package_does(task: Any) -> None:
 
 
 @needs_sources
-def test_hot_keys_are_those_with_enough_accesses(
+def test_hot_keys_reach_minimum_accesses(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hot_keys = load("systems/hot_keys", monkeypatch)
@@ -88,7 +88,7 @@ def test_hot_keys_are_those_with_enough_accesses(
 
 
 @needs_sources
-def test_the_clock_leaves_out_what_is_built_and_measured(
+def test_clock_excludes_building_and_evaluation(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = np.arange(8, dtype=np.int32).reshape(4, 2)  # A key and a label.

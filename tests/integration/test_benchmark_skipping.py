@@ -9,7 +9,7 @@ from benchmark_programs import TINY, claims_of, load, needs_sources, rows_of, ru
 
 
 @needs_sources
-def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_path: Path) -> None:
+def test_skipping_compares_runs_and_reuses_finished_runs(warm: list[str], tmp_path: Path) -> None:
     output = tmp_path / "results"
     flags = [
         "--task=generated_2", "--data=generated:4000", "--seeds=3,4", "--runs=fm,uniform,stop",
@@ -36,7 +36,7 @@ def test_skipping_compares_runs_and_does_not_repeat_them(warm: list[str], tmp_pa
 
 
 @needs_sources
-def test_interval_is_that_of_students_t(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_equals_students_t(monkeypatch: pytest.MonkeyPatch) -> None:
     interval = load("common", monkeypatch).interval
     assert interval([1.0]) is None
     low, high = interval([1.0, 2.0, 3.0])

@@ -31,7 +31,7 @@ def prepared(clicks: str, *flags: str) -> str:
 
 
 @needs_sources
-def test_stream_compares_predictions_made_before_training(
+def test_stream_compares_predictions_before_training(
     warm: list[str], tmp_path: Path, clicks: str
 ) -> None:
     flags = ("--task=globo_1", f"--data={prepared(clicks)}", f"--output={tmp_path}", "--seeds=0")
@@ -48,7 +48,7 @@ def test_stream_compares_predictions_made_before_training(
 
 
 @needs_sources
-def test_controls_train_as_many_examples_and_predict_all(
+def test_controls_train_same_number_and_predict_all_examples(
     warm: list[str], tmp_path: Path, clicks: str
 ) -> None:
     data = prepared(clicks, "--negatives=9", "--clicks=1000")

@@ -28,7 +28,7 @@ from slipstream_tf.cli.program import run_program
 
 
 @needs_sources
-def test_withholding_compares_runs_and_does_not_repeat_them(
+def test_mask_and_defer_compares_runs_and_reuses_finished_runs(
     warm: list[str], tmp_path: Path
 ) -> None:
     output, records = tmp_path / "results", tmp_path / "runs"
@@ -74,7 +74,7 @@ def test_withholding_compares_runs_and_does_not_repeat_them(
 
 @pytest.mark.slow
 @needs_sources
-def test_every_run_has_flags_that_the_program_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_pass_valid_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     mask_and_defer = load("mask_and_defer", monkeypatch)
     for name, runs in mask_and_defer.RUNS.items():
         assert len({run.name for run in runs}) == len(runs)
@@ -126,7 +126,7 @@ def test_watching_cost_writes_ratios_and_memory(warm: list[str], tmp_path: Path)
 
 @pytest.mark.slow
 @needs_sources
-def test_the_programs_rate_is_that_of_its_examples(warm: list[str], tmp_path: Path) -> None:
+def test_program_rate_equals_examples_per_second(warm: list[str], tmp_path: Path) -> None:
     flags = ["--data=generated:2000:50:0.1", "--examples=4000", "--seconds=0.1"]
     done = run_benchmark("train_rate.py", *flags, f"--output={tmp_path}", warm=warm)
     assert done.returncode == 0, done.stderr
@@ -145,7 +145,7 @@ def test_the_programs_rate_is_that_of_its_examples(warm: list[str], tmp_path: Pa
 
 @pytest.mark.slow
 @needs_sources
-def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
+def test_input_waits_records_every_wait(warm: list[str], tmp_path: Path) -> None:
     flags = ["--lines=900", "--batch=32", "--steps=60", "--window=20", "--runs=2"]
     done = run_benchmark("input_waits.py", *flags, f"--output={tmp_path}", warm=warm)
     assert done.returncode == 0, done.stderr
@@ -164,7 +164,7 @@ def test_input_waits_writes_every_wait(warm: list[str], tmp_path: Path) -> None:
 
 
 @needs_sources
-def test_embedding_step_lets_libraries_take_turns(
+def test_embedding_step_alternates_between_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedding_step = load("embedding_step", monkeypatch)
@@ -185,7 +185,7 @@ def test_embedding_step_lets_libraries_take_turns(
         embedding_step.choose(["torch"], ["adagrad"])
 
 
-def test_the_bytes_that_a_step_must_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_bytes_equal_expected_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "embedding_peers"))
     copying = load("embedding_peers/copying", monkeypatch)
     keys = np.array([[[1, 5], [1, 6], [2, 7]], [[1, 5], [1, 5], [1, 5]]])
@@ -195,7 +195,7 @@ def test_the_bytes_that_a_step_must_move(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_sources
-def test_growth_measures_sizes_and_growing_steps(warm: list[str], tmp_path: Path) -> None:
+def test_growth_measures_table_sizes_and_growth_steps(warm: list[str], tmp_path: Path) -> None:
     tiny = ("--batch=16", "--features=4", "--dim=4", "--runs=3", "--steps=2", "--growths=2")
     flags = [*tiny, "--sizes=100,1000,2000000", "--max_keys=1000", "--new=1,0.5"]
     done = run_benchmark("growth.py", *flags, f"--output={tmp_path}", warm=warm)
@@ -217,7 +217,7 @@ def test_growth_measures_sizes_and_growing_steps(warm: list[str], tmp_path: Path
 
 
 @needs_sources
-def test_growth_refuses_what_does_not_fit(
+def test_growth_refuses_table_larger_than_memory(
     warm: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growth = load("growth", monkeypatch)
@@ -244,7 +244,7 @@ def test_growth_refuses_what_does_not_fit(
 
 
 @needs_sources
-def test_dlrm_step_lets_sides_learn_the_same_and_take_turns(
+def test_dlrm_step_trains_equal_models_in_alternation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dlrm_step = load("dlrm_step", monkeypatch)
@@ -267,7 +267,7 @@ def test_dlrm_step_lets_sides_learn_the_same_and_take_turns(
 
 
 @needs_sources
-def test_dlrm_step_compares_within_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dlrm_step_compares_within_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     dlrm_step = load("dlrm_step", monkeypatch)
     ours, mixed, theirs = dlrm_step.choose(["step"], ["float32", "mixed_bfloat16"]) + (
         dlrm_step.choose(["torch"], ["float32"])
@@ -360,7 +360,7 @@ def on_a_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 
 @needs_sources
-def test_gpu_launchers_tell_shares_of_a_copy(
+def test_gpu_launchers_report_fraction_of_copy_bandwidth(
     on_a_fake_gpu: Callable[..., Any], tmp_path: Path
 ) -> None:
     done = on_a_fake_gpu(GPU_RECORDS)
@@ -408,7 +408,7 @@ def test_gpu_launchers_write_nothing_without_a_gpu(
         ({"errors": 2}, "sanitizer_errors", "racecheck drift_gpu_test: exit code 0"),
     ],
 )
-def test_gpu_launchers_tell_what_is_wrong(
+def test_gpu_launchers_report_failures(
     ending: dict[str, Any],
     claim: str,
     reported: str,
@@ -426,7 +426,7 @@ def test_gpu_launchers_tell_what_is_wrong(
 
 
 @needs_sources
-def test_gpu_launchers_name_the_toolkit_that_is_missing(
+def test_gpu_launchers_name_missing_toolkit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
@@ -469,14 +469,17 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (("--schedule=fae", "--policies=skip_examples"), "without --policies and without --control"),
+        (
+            ("--schedule=fae", "--policies=skip_examples"),
+            "without --policies and without --control",
+        ),
         (("--window_steps=5",), "or --watch"),
         (("--watch", "--dry_run"), "without --policies"),
         (("--schedule=fae", "--hot_set_memory=0"), "bytes above 0"),
         (("--schedule=hotline", "--early_stopping=2"), "--early_stopping with --schedule=hotline"),
     ],
 )
-def test_flags_of_the_baselines_that_do_nothing_are_refused(
+def test_baselines_refuse_flags_without_effect(
     flags: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data=generated:200", *(f"--{flag}" for flag in TINY), *flags]
@@ -485,7 +488,7 @@ def test_flags_of_the_baselines_that_do_nothing_are_refused(
 
 
 @needs_sources
-def test_prepare_rate_tells_lines_per_second(tmp_path: Path) -> None:
+def test_prepare_rate_reports_lines_per_second(tmp_path: Path) -> None:
     flags = ("--lines=2000", "--shard_rows=700", "--threads=1", "--runs=2", f"--output={tmp_path}")
     process = run_benchmark("prepare_rate.py", *flags)
     assert process.returncode == 0, process.stderr

@@ -60,7 +60,7 @@ def test_every_file_is_listed_once(lists):
 
 
 @needs_sources
-def test_every_file_is_in_the_list_of_its_kind(lists):
+def test_every_file_is_in_list_for_its_kind(lists):
     tests = files("*_test.cc", under="core")
     gpu_tests = files("*_gpu_test.cc", under="core")
     assert listed(lists, "GPU_TESTS") == gpu_tests
@@ -84,7 +84,7 @@ def test_core_includes_no_framework():
 
 
 @needs_sources
-def test_every_folder_with_modules_is_a_package():
+def test_every_module_folder_is_package():
     """Setuptools ignores a folder without __init__.py."""
     folders = {path.parent for path in (ROOT / "slipstream_tf").rglob("*.py")}
     missing = {str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()}

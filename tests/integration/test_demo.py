@@ -39,7 +39,7 @@ def fixture_demo_output(
     return result.stdout, json.loads((folder / "demo.json").read_text()), folder
 
 
-def test_demo_tells_the_layers_speed_then_the_comparison(
+def test_demo_prints_layer_speed_then_comparison(
     demo_output: tuple[str, dict[str, Any], Path],
 ) -> None:
     text, record, folder = demo_output
@@ -60,7 +60,7 @@ def test_demo_tells_the_layers_speed_then_the_comparison(
     assert all(name in page for name in demo.LABELS)
 
 
-def test_runs_have_curves(demo_output: tuple[str, dict[str, Any], Path]) -> None:
+def test_demo_runs_have_learning_curves(demo_output: tuple[str, dict[str, Any], Path]) -> None:
     for name, run in demo_output[1]["runs"].items():
         assert 8 <= len(run["evaluations"]) <= 24, name
 
@@ -73,7 +73,7 @@ def test_demo_prints_a_row_per_run(demo_output: tuple[str, dict[str, Any], Path]
         assert row.removeprefix(label).split()[0] == f"{auc:.4f}"
 
 
-def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
+def test_speed_text_uses_same_unit_for_both_layers() -> None:
     words = demo.speed_words(1_000_000, 32, 512, keras=0.1, slipstream=0.002)
     rows = {line.split()[0]: line.split()[1:] for line in words.splitlines() if line}
     assert rows["keras.layers.Embedding"] == ["100.00", "5,120"]
@@ -81,7 +81,7 @@ def test_speed_words_tell_both_layers_in_the_same_unit() -> None:
     assert "1,000,000 x 32" in words and "50 times as fast" in words
 
 
-def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any], Path]) -> None:
+def test_demo_runs_share_experiment_settings(demo_output: tuple[str, dict[str, Any], Path]) -> None:
     runs = demo_output[1]["runs"]
     trained = {name: run["examples"]["trained"] for name, run in runs.items()}
     assert trained["predicted"] < 0.3 * trained["plain"]
@@ -91,17 +91,17 @@ def test_demo_runs_are_the_same_experiment(demo_output: tuple[str, dict[str, Any
         assert len({str(run["settings"][name]) for run in runs.values()}) == 1
 
 
-def test_share_to_skip_follows_the_click_rate() -> None:
+def test_skip_fraction_depends_on_click_rate() -> None:
     for clicks, fraction in ((20, 0.85), (50, 0.85), (100, 0.5), (250, 0.3), (1000, 0.3)):
         assert demo.fraction_for({"test": {"clicks": clicks, "examples": 1000}}) == fraction, clicks
 
 
-def test_own_data_have_their_presets_batch_size_and_as_many_examples_as_there_are() -> None:
+def test_user_data_uses_preset_batch_size_and_all_examples() -> None:
     assert demo.size_of("generated:50000", 20_000) == (512, 20_000)
     assert demo.size_of("generated:50000", 90_000) == (512, 50_000)
 
 
-def test_demo_refuses_data_before_it_measures(
+def test_demo_rejects_invalid_data_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(demo, "_run")
@@ -109,7 +109,7 @@ def test_demo_refuses_data_before_it_measures(
     assert run_program(demo.make_flags(), demo.main, flags) == 2
 
 
-def test_demo_passes_on_why_a_run_was_refused(
+def test_demo_reports_error_of_refused_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UsageError, match="A run stopped at an invalid flag or file"):
@@ -133,7 +133,7 @@ def _records(**aucs: float) -> dict[str, Any]:
     return records
 
 
-def test_verdict_follows_from_the_numbers() -> None:
+def test_verdict_follows_from_metrics() -> None:
     ahead = demo.verdict(
         _records(plain=0.7, predicted=0.7004, uniform=0.698, random=0.65, stop=0.64)
     )

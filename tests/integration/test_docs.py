@@ -47,11 +47,11 @@ def blocks(site, page, *kinds):
     return [block for kind, block in BLOCK.findall(text) if kind in kinds]
 
 
-def test_settings_are_those_of_the_code(settings_table):
+def test_settings_page_matches_code(settings_table):
     assert (DOCS / "settings.md").read_text() == settings_table.page(), MADE
 
 
-def test_nothing_is_told_of_settings_that_are_no_more(settings_table):
+def test_settings_advice_covers_exactly_existing_settings(settings_table):
     when, config = settings_table.when, settings_table
     classes = {cls.__name__: cls for cls in config.CLASSES}
     assert set(when.CLASSES) == set(classes)
@@ -65,13 +65,13 @@ def test_nothing_is_told_of_settings_that_are_no_more(settings_table):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_compiles(site, page):
+def test_python_blocks_compile(site, page):
     for block in blocks(site, page, "python"):
         compile(block, page, "exec")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_programs_have_the_flags(site, page):
+def test_documented_flags_exist(site, page):
     flags = train.make_flags()
     for block in blocks(site, page, "", "sh"):
         for line in block.replace("\\\n", " ").splitlines():
@@ -81,7 +81,7 @@ def test_programs_have_the_flags(site, page):
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_page_runs(site, page, tmp_path, monkeypatch, capsys):
+def test_page_examples_run(site, page, tmp_path, monkeypatch, capsys):
     found = blocks(site, page, "python")
     assert found
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def test_page_runs(site, page, tmp_path, monkeypatch, capsys):
         assert "have been" in capsys.readouterr().out
 
 
-def test_parts_are_included(site):
+def test_snippets_are_included(site):
     for page in PAGES:
         left = [
             line
@@ -104,13 +104,13 @@ def test_parts_are_included(site):
     ]
 
 
-def test_links_become_those_of_the_site(site):
+def test_links_are_converted_for_site(site):
     assert "](measuring.md)" in site.expand("limits.md", (DOCS / "limits.md").read_text())
     expanded = site.expand("results.md", (DOCS / "results.md").read_text())
     assert "](repository/benchmarks/results/frontier_globo.png)" in expanded
     assert "](limits.md#a-single-pass)" in site.expand("sok.md", (DOCS / "sok.md").read_text())
 
 
-def test_a_link_to_nowhere_is_an_error(site):
+def test_broken_link_raises(site):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.md"):
         site.expand("faq.md", "[there](nowhere.md)")

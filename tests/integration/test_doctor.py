@@ -84,7 +84,7 @@ def fixture_here() -> Report:
     return report_of(result)
 
 
-def test_needed_parts_work_here(here: Report) -> None:
+def test_required_parts_work(here: Report) -> None:
     needed = ("packages", "TensorFlow", "Keras", "op library")
     assert {finding["is_needed"] for name, finding in here.items() if name in needed} == {True}
     assert {here[name]["state"] for name in needed} == {OK}
@@ -94,7 +94,7 @@ def test_needed_parts_work_here(here: Report) -> None:
     assert library in here["op library"]["detail"]
 
 
-def test_optional_parts_are_reported_as_they_are_here(here: Report) -> None:
+def test_optional_parts_are_reported_as_installed(here: Report) -> None:
     for name, module in (("Horovod", "horovod"), ("SOK", "sparse_operation_kit")):
         is_present = importlib.util.find_spec(module) is not None
         assert (here[name]["state"] == MISSING) is not is_present
@@ -108,7 +108,7 @@ def test_optional_parts_are_reported_as_they_are_here(here: Report) -> None:
 
 
 @pytest.mark.slow
-def test_without_horovod_everything_else_works(tmp_path: Path) -> None:
+def test_doctor_passes_other_parts_without_horovod(tmp_path: Path) -> None:
     result = run_doctor(PATIENT, path=path_without(tmp_path, "horovod"))
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^  missing   Horovod +not installed", result.stdout, re.MULTILINE)
@@ -117,7 +117,7 @@ def test_without_horovod_everything_else_works(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-def test_a_library_for_another_tensorflow_and_a_horovod_that_crashes(tmp_path: Path) -> None:
+def test_doctor_reports_wrong_op_library_and_crashing_horovod(tmp_path: Path) -> None:
     built = _loader.build_info()
     major, minor, patch = built.tensorflow.split(".")
     other = f"{major}.{int(minor) - 1:0{len(minor)}}.{patch}"
@@ -149,7 +149,7 @@ def test_a_library_for_another_tensorflow_and_a_horovod_that_crashes(tmp_path: P
     assert "op library" in line and "Horovod" not in line
 
 
-def test_without_tensorflow_the_report_is_whole(tmp_path: Path) -> None:
+def test_report_is_complete_without_tensorflow(tmp_path: Path) -> None:
     result = run_doctor(path=path_without(tmp_path, "tensorflow", "tf_nightly"))
     assert result.returncode == 1
     text = result.stdout
@@ -162,7 +162,7 @@ def test_without_tensorflow_the_report_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_backend_is_a_finding_of_keras_alone() -> None:
+def test_wrong_backend_is_reported_for_keras_only() -> None:
     result = run_doctor("--json", PATIENT, KERAS_BACKEND="no_such_backend")
     assert result.returncode == 1
     report = report_of(result)
@@ -172,7 +172,7 @@ def test_a_wrong_backend_is_a_finding_of_keras_alone() -> None:
     assert report["Horovod"]["state"] in (OK, MISSING)
 
 
-def test_a_tensorflow_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_hanging_tensorflow_import_times_out(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("import time\ntime.sleep(300)\n")
     result = run_doctor("--json", "--time_limit=5", path=[str(tmp_path), *sys.path])
     assert result.returncode == 1

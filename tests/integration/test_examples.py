@@ -19,7 +19,7 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
-def test_a_loop_of_ones_own_skips(capsys):
+def test_custom_training_loop_skips_examples(capsys):
     runpy.run_path(str(EXAMPLES / "own_training_loop.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     (total,) = (line for line in lines if "examples skipped (" in line)
@@ -32,7 +32,7 @@ def would_save(text):
     return {what: int(count.replace(",", "")) for count, what in reported}
 
 
-def test_quickstart_tells_its_speed_and_what_could_be_saved(capsys):
+def test_quickstart_prints_speed_and_possible_savings(capsys):
     runpy.run_path(str(EXAMPLES / "quickstart.py"), run_name="__main__")
     text = capsys.readouterr().out
     assert re.search(r"^[\d,]+ examples per second", text, re.MULTILINE)
@@ -40,7 +40,7 @@ def test_quickstart_tells_its_speed_and_what_could_be_saved(capsys):
     assert set(saved) == {"gradient rows", "examples"} and min(saved.values()) > 0
 
 
-def test_speed_tells_both_layers_and_their_ratio(warm):
+def test_speed_prints_both_layers_and_ratio(warm):
     keras, ours = run_example(warm, "speed.py", "3000").splitlines()[-2:]
     pattern = r"([\d.]+) ms per step, (?:table of 3,000 x 32|(\d+) times as fast)"
     (theirs, _), (own, ratio) = (re.search(pattern, line).groups() for line in (keras, ours))
@@ -48,7 +48,7 @@ def test_speed_tells_both_layers_and_their_ratio(warm):
     assert int(ratio) == pytest.approx(float(theirs) / float(own), abs=0.6, rel=0.02)
 
 
-def test_a_step_of_ones_own_tells_its_losses(capsys):
+def test_custom_train_step_records_losses(capsys):
     runpy.run_path(str(EXAMPLES / "own_train_step.py"), run_name="__main__")
     printed = capsys.readouterr().out
     skipped = re.search(r"([\d,]+) examples \(([\d.]+)%\) have been skipped", printed)
@@ -76,7 +76,7 @@ def auc_in(text):
     return float(re.search(r"test AUC ([\d.]+)", text)[1])
 
 
-def test_rows_by_hand(capsys):
+def test_rows_example_reads_writes_and_removes_rows(capsys):
     runpy.run_path(str(EXAMPLES / "rows.py"), run_name="__main__")
     text = capsys.readouterr().out
     assert "rows imported from Keras: 50\n" in text and "100 steps: 0.090\n" in text
@@ -85,7 +85,7 @@ def test_rows_by_hand(capsys):
     assert after < before
 
 
-def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
+def test_parquet_example_trains(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import parquet_input
 
@@ -105,7 +105,7 @@ def test_parquet_files_are_trained_from(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_keras_embeddings_on_ranks(ranks, warm):
+def test_keras_embedding_example_runs_on_ranks(ranks, warm):
     launcher = ()
     if ranks > 1:
         if importlib.util.find_spec("horovod") is None:
@@ -119,13 +119,13 @@ def test_keras_embeddings_on_ranks(ranks, warm):
     assert ("'deferred': 0" in text or "'deferred'" not in text) is (ranks == 1)
 
 
-def test_a_sequence_model_learns_what_comes_next(capsys):
+def test_sequence_example_learns_next_item(capsys):
     runpy.run_path(str(EXAMPLES / "sequence_model.py"), run_name="__main__")
     text = capsys.readouterr().out
     assert auc_in(text) > 0.9 and "500 items" in text
 
 
-def test_a_killed_run_ends_as_one_that_was_not(warm):
+def test_killed_run_resumes_to_same_result(warm):
     lines = run_example(warm, "resume.py", WARM_PYTHON=f"{warm[-1]}/python").splitlines()
     starts = [line for line in lines if line.startswith("starts at step")]
     # The last checkpoint may be incomplete. Then the run continues from the checkpoint before.
@@ -136,7 +136,7 @@ def test_a_killed_run_ends_as_one_that_was_not(warm):
     assert first == second
 
 
-def test_a_report_of_a_dry_run(warm, tmp_path):
+def test_report_example_shows_dry_run(warm, tmp_path):
     pytest.importorskip("matplotlib")
     text = run_example(warm, "dry_run_report.py", str(tmp_path), "generated:20000")
     for part in ("would have saved", "at an estimated cost of", "To save examples", "examples: "):
@@ -145,14 +145,14 @@ def test_a_report_of_a_dry_run(warm, tmp_path):
     assert list((tmp_path / "report" / "png").iterdir())
 
 
-def test_sok_example_says_that_it_trains_without_sok(warm):
+def test_sok_example_reports_training_without_sok(warm):
     flags = ("--data=generated:19200", "--batch_size=96")
     lines = run_example(warm, "sok_dlrm.py", *flags).splitlines()
     assert sum(line.startswith("SOK is not available (") for line in lines) == 1
     assert float(lines[-1].split()[2]) > 0.6 and lines[-1].startswith("test AUC ")
 
 
-def test_ten_lines_make_the_difference_to_plain_sok():
+def test_sok_example_differs_from_plain_sok_by_ten_lines():
     plain, ours = (
         (EXAMPLES / name).read_text().splitlines() for name in ("sok_dlrm_plain.py", "sok_dlrm.py")
     )
@@ -162,7 +162,7 @@ def test_ten_lines_make_the_difference_to_plain_sok():
 
 
 @pytest.mark.parametrize("name", ["sok_dlrm_plain.py", "sok_parts.py", "sok_clicks.py"])
-def test_plain_sok_does_without_this_package(name):
+def test_plain_sok_example_does_not_import_package(name):
     imported = set()
     for node in ast.walk(ast.parse((EXAMPLES / name).read_text())):
         if isinstance(node, ast.Import):
@@ -174,7 +174,7 @@ def test_plain_sok_does_without_this_package(name):
     assert imported <= allowed
 
 
-def test_a_criteo_file_is_shared_among_ranks(tmp_path, monkeypatch):
+def test_ranks_split_criteo_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     from sok_clicks import batches
 

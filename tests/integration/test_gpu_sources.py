@@ -54,13 +54,13 @@ def compile_each(command: list[str], sources: list[str]) -> None:
     assert not errors, errors
 
 
-def test_launchers(lists: dict[str, Any], toolkit: dict[str, str], tmp_path: Path) -> None:
+def test_launchers_compile(lists: dict[str, Any], toolkit: dict[str, str], tmp_path: Path) -> None:
     # Compile to PTX for one architecture.
     command = [toolkit["nvcc"], "-x", "cu", "-std=c++17", "-I.", "-arch=compute_90", "-ptx"]
     compile_each([*command, "-o", str(tmp_path / "x.ptx")], lists["GPU_SRCS"])
 
 
-def test_kernels(lists: dict[str, Any], toolkit: dict[str, str]) -> None:
+def test_kernels_compile(lists: dict[str, Any], toolkit: dict[str, str]) -> None:
     command = ["g++", "-fsyntax-only", "-w", "-I.", *tf.sysconfig.get_compile_flags()]
     command += [f"-D{lists['GPU_DEFINE']}", f"-I{toolkit['include_dir']}"]
     compile_each(command, lists["TF_GPU_SRCS"])
@@ -118,7 +118,7 @@ def small_gtest(tmp_path: Path) -> Callable[..., tuple[int, dict[str, str], str]
     return run
 
 
-def test_small_gtest_tells_what_fails(
+def test_small_gtest_reports_failures(
     small_gtest: Callable[..., tuple[int, dict[str, str], str]], tmp_path: Path
 ) -> None:
     (tmp_path / "small.cc").write_text(SMALL_TESTS)
@@ -134,7 +134,7 @@ def test_small_gtest_tells_what_fails(
     assert "never printed" not in text and "beyond an assertion" not in text
 
 
-def test_gpu_test_needs_no_googletest(
+def test_gpu_test_compiles_without_googletest(
     small_gtest: Callable[..., tuple[int, dict[str, str], str]],
 ) -> None:
     names = (

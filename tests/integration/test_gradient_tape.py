@@ -104,7 +104,7 @@ def optimizers(*groups):
 
 @pytest.mark.parametrize("has_history", [False, True])
 @pytest.mark.parametrize("make_optimizer", optimizers(KERAS_OPTIMIZERS, V1_OPTIMIZERS))
-def test_masked_rows_and_slots_stay_bit_for_bit(make_optimizer, has_history):
+def test_masked_rows_and_slots_are_bitwise_unchanged(make_optimizer, has_history):
     training = Training(make_optimizer())
     initial_rows = training.embedding.embeddings.numpy()
     training.run(3 if has_history else 1, keys=None if has_history else UNMASKED)
@@ -123,7 +123,7 @@ def test_masked_rows_and_slots_stay_bit_for_bit(make_optimizer, has_history):
 
 
 @pytest.mark.parametrize("make_optimizer", optimizers(DENSE_OPTIMIZERS))
-def test_documented_as_moving_masked_rows(make_optimizer):
+def test_documented_optimizers_move_masked_rows(make_optimizer):
     """Checks the documentation: these optimizers move masked rows.
 
     Note: if this test fails, an optimizer now skips masked rows. Correct the documentation then.
@@ -145,7 +145,7 @@ def test_documented_as_moving_masked_rows(make_optimizer):
         {name: make for name, make in KERAS_OPTIMIZERS.items() if "clip" not in name}, V1_OPTIMIZERS
     ),
 )
-def test_unmasked_rows_train_as_without_the_tape(make_optimizer):
+def test_unmasked_rows_equal_training_without_tape(make_optimizer):
     plain, masking = Training(make_optimizer(), masks=False), Training(make_optimizer())
     masking.store.set_saturated("item", MASKED)
     plain.run(6)
@@ -156,7 +156,7 @@ def test_unmasked_rows_train_as_without_the_tape(make_optimizer):
     assert (expected["rows"][MASKED] != found["rows"][MASKED]).any()
 
 
-def test_a_whole_model_trains_as_without_the_tape_while_nothing_is_saturated():
+def test_tape_changes_nothing_without_saturated_rows():
     runs = [Training(keras.optimizers.Adam(0.01), masks, True) for masks in (False, True)]
     for training in runs:
         training.run(6)
@@ -165,7 +165,7 @@ def test_a_whole_model_trains_as_without_the_tape_while_nothing_is_saturated():
 
 
 @pytest.mark.parametrize("is_function", [False, True])
-def test_gradient_has_the_tapes_signature(is_function):
+def test_gradient_has_signature_of_gradient_tape(is_function):
     table, other = tf.Variable(tf.ones([5, 2])), tf.Variable(tf.ones([5, 2]))
     scale, unused = tf.Variable(3.0), tf.Variable(1.0)
     store = VariableStore({"item": table})
@@ -199,7 +199,7 @@ def test_counts_accesses_and_rows():
     assert int(training.store.masked_rows["item"]) == 1
 
 
-def test_every_row_of_a_batch_masked():
+def test_batch_with_all_rows_masked_updates_nothing():
     for make in (*KERAS_OPTIMIZERS.values(), *V1_OPTIMIZERS.values()):
         training = Training(make())
         training.run(1)
@@ -210,7 +210,7 @@ def test_every_row_of_a_batch_masked():
             np.testing.assert_array_equal(values, before[name], err_msg=name)
 
 
-def test_a_regularizer_makes_gradients_dense():
+def test_regularizer_with_dense_gradient_raises():
     table = tf.Variable(tf.ones([5, 2]))
     store = VariableStore({"item": table})
     with DistributedGradientTape(tf.GradientTape(), store) as tape:
@@ -219,7 +219,7 @@ def test_a_regularizer_makes_gradients_dense():
         tape.gradient(loss, [table])
 
 
-def test_bad_arguments():
+def test_invalid_arguments_raise():
     store = VariableStore({"item": tf.Variable(tf.ones([5, 2]))})
     with pytest.raises(ValueError, match="Invalid `tape`: 'int'"):
         DistributedGradientTape(3, store)
@@ -235,7 +235,7 @@ def test_bad_arguments():
         pass
 
 
-def test_tracker_watches_an_embedding_layer():
+def test_tracker_tracks_embedding_layer():
     """Checks hot set, snapshots and drift of an embedding layer.
 
     The keys to mask are set manually.

@@ -101,7 +101,7 @@ TRAINERS = {
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_same_rows_as_keras_embedding(trainer):
+def test_rows_equal_keras_embedding(trainer):
     keys, labels = data()
     ours = collection()
     # One Keras table holds both fields. The keys of field b are shifted.
@@ -137,7 +137,7 @@ def test_same_rows_as_keras_embedding(trainer):
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
-def test_one_update_per_step_of_fit(apply, optimizer, steps_per_execution):
+def test_fit_applies_one_update_per_step(apply, optimizer, steps_per_execution):
     """The update must not be pruned from the graph.
 
     TensorFlow once removed it in `fit` with Adam, because it folded a gradient of constant 0.
@@ -154,7 +154,7 @@ def test_one_update_per_step_of_fit(apply, optimizer, steps_per_execution):
     assert all(float(anchor) == 0.0 for anchor in net.embedding.trainable_weights)
 
 
-def test_functional_model_in_fit():
+def test_fit_trains_functional_model():
     keys, labels = data()
     layer = collection()
     inputs = keras.Input((FIELDS,), dtype="int64")
@@ -164,7 +164,7 @@ def test_functional_model_in_fit():
     assert updates(layer) == STEPS
 
 
-def test_ragged_features_in_fit():
+def test_fit_trains_ragged_features():
     generator = np.random.default_rng(0)
     lengths = generator.integers(0, 4, 32)
     bags = tf.RaggedTensor.from_row_lengths(generator.integers(0, 9, lengths.sum()), lengths)
@@ -199,7 +199,7 @@ def test_evaluate_and_predict_change_nothing():
     assert_same_state(before, state(net.embedding))
 
 
-def test_a_frozen_layer_is_neither_updated_nor_filled():
+def test_frozen_layer_updates_and_allocates_no_rows():
     keys, labels = data()
     net = Net(collection())
     train_with_fit(net, "adam", keys, labels)
@@ -211,7 +211,7 @@ def test_a_frozen_layer_is_neither_updated_nor_filled():
     assert np.abs(net.head.get_weights()[0] - head).max() > 0
 
 
-def test_without_a_tape_rows_are_made_and_counted_only():
+def test_call_without_tape_allocates_and_counts_rows_only():
     layer = collection()
     before = rows_of(layer, "a")
     layer(np.array([[1, 2], [1, 3]]), training=True)
@@ -222,7 +222,7 @@ def test_without_a_tape_rows_are_made_and_counted_only():
     np.testing.assert_array_equal(rows_of(layer, "a"), before)
 
 
-def test_gradients_are_those_of_the_mean_loss():
+def test_gradients_equal_mean_loss_gradients():
     layer = collection()
     before = rows_of(layer, "a", [1])
     with tf.GradientTape() as tape:
@@ -241,7 +241,7 @@ def test_jit_compile_falls_back_with_a_warning():
     assert updates(net.embedding) == STEPS
 
 
-def test_a_nan_loss_stops_fit_and_keeps_the_rows():
+def test_nan_loss_stops_fit_and_keeps_rows():
     keys, labels = data()
     labels[:] = np.nan
     net = Net(collection())
@@ -254,7 +254,7 @@ def test_a_nan_loss_stops_fit_and_keeps_the_rows():
     np.testing.assert_array_equal(rows_of(net.embedding, "a"), start)
 
 
-def test_same_seed_same_rows():
+def test_same_seed_gives_same_rows():
     keys, labels = data()
     states = []
     for _ in range(2):
@@ -265,7 +265,7 @@ def test_same_seed_same_rows():
     assert_same_state(*states)
 
 
-def test_a_forward_pass_that_is_a_function_of_its_own():
+def test_forward_pass_in_separate_function_updates_rows():
     """The update must run with separate forward and backward graphs."""
     layer = collection()
     before = rows_of(layer, "a", [1])

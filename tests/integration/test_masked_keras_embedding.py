@@ -62,7 +62,7 @@ def train(*policies, dry_run=False):
     return slipstream, [variable.numpy() for variable in variables]
 
 
-def test_gradients_of_saturated_keys_are_masked_after_the_warm_up():
+def test_saturated_keys_are_masked_after_warmup():
     slipstream, _ = train(slip.MaskGradients(fraction=0.6))
     reports = slipstream.tracker.reports
     masked = [sum(table.rows.masked for table in report.tables) for report in reports]
@@ -72,7 +72,7 @@ def test_gradients_of_saturated_keys_are_masked_after_the_warm_up():
     assert "masked" in str(slipstream.report())
 
 
-def test_a_dry_run_trains_plainly():
+def test_dry_run_equals_plain_training():
     dry_run, rows = train(slip.MaskGradients(fraction=0.6), dry_run=True)
     _, plain_rows = train()
     for mine, plain in zip(rows, plain_rows, strict=True):
@@ -83,7 +83,7 @@ def test_a_dry_run_trains_plainly():
 @pytest.mark.parametrize(
     "until", [slip.Movement(0.002), slip.Interval(fraction=0.6)], ids=["movement", "interval"]
 )
-def test_gradients_are_deferred_after_the_warm_up(until):
+def test_gradients_are_deferred_after_warmup(until):
     slipstream, rows = train(slip.DeferGradients(until))
     deferred = [sum(table.rows.deferred for table in r.tables) for r in slipstream.tracker.reports]
     assert deferred[:3] == [0, 0, 0] and sum(deferred[4:]) > 0
@@ -101,7 +101,7 @@ def test_gradients_are_deferred_after_the_warm_up(until):
     assert sum(t.rows.deferred for r in dry_run.tracker.reports for t in r.tables) > 0
 
 
-def test_fit_applies_what_is_held_at_each_epochs_end():
+def test_fit_applies_deferred_gradients_at_epoch_end():
     keras.utils.set_random_seed(2)
     layer = keras.layers.Embedding(ITEMS, DIM)
     model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])

@@ -15,7 +15,7 @@ CC_OPS = Path(__file__).parents[2] / "cc_ops" / "tf"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
-def test_a_table_that_outgrows_the_memory_stays_intact() -> None:
+def test_table_stays_intact_when_memory_runs_out() -> None:
     program = Path(__file__).with_name("growing_until_memory_ends.py")
     # With a malloc arena for another thread no address space would be left.
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -34,7 +34,7 @@ def test_a_table_that_outgrows_the_memory_stays_intact() -> None:
     assert found["is_intact"] and found["continues"] and found["grows"], found
 
 
-def test_every_kernel_is_registered_with_its_check() -> None:
+def test_every_kernel_is_registered_with_memory_check() -> None:
     """Otherwise the kernel would end the process when memory runs out."""
     unchecked = []
     for path in sorted([*CC_OPS.glob("*_kernels.cc"), *CC_OPS.glob("*_kernels.cu.cc")]):

@@ -79,7 +79,7 @@ def shards_in(folder: Path) -> int:
         return 0
 
 
-def test_killed_in_the_middle_it_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_preparation_resumes_to_same_bytes(tmp_path: Path) -> None:
     path = write_criteo(tmp_path / "lines.tsv", 15_000)
     flags = (path, "--shard_rows=300", "--threads=2", "--hot_set_memory=100KiB")
     assert run(*flags, f"--output={tmp_path / 'whole'}") == 0
@@ -108,7 +108,9 @@ def test_killed_in_the_middle_it_goes_on_and_ends_with_the_same_bytes(tmp_path: 
     assert f"{15_000 - 300 * found[1]:,} lines were read" in output
 
 
-def test_two_at_a_time_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_concurrent_preparation_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import fcntl
 
     path = write_criteo(tmp_path / "lines.tsv", 200)
@@ -119,7 +121,7 @@ def test_two_at_a_time_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "Another process prepares data in " in capsys.readouterr().err
 
 
-def test_training_on_shards_is_training_on_the_lines(tmp_path: Path) -> None:
+def test_training_on_shards_equals_training_on_lines(tmp_path: Path) -> None:
     path = write_criteo(tmp_path / "lines.tsv", 6_000)
     assert run(path, f"--output={tmp_path / 'out'}", "--shard_rows=1100") == 0
 
@@ -142,7 +144,7 @@ def test_training_on_shards_is_training_on_the_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["criteo_first10k.tsv", "avazu_first9k.csv"])
-def test_samples_agree_with_their_readers(file: str, tmp_path: Path) -> None:
+def test_prepared_samples_equal_reader_output(file: str, tmp_path: Path) -> None:
     path = data_folder() / file
     if not path.is_file():
         pytest.skip(f"no {file} in SLIPSTREAM_DATA or ../shared/data")
@@ -157,7 +159,9 @@ def test_samples_agree_with_their_readers(file: str, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_custom_csv_is_prepared_and_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [f"{i % 2},u{i % 40},{i % 5}|{i % 3},{i / 8}" for i in range(3_000)]
     lines[7] = "1,u1"
     lines[9] = "maybe,u1,1,1"
@@ -206,7 +210,7 @@ def test_a_table_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ),
     ],
 )
-def test_errors_are_one_line(
+def test_errors_print_one_line(
     arguments: tuple[str, ...],
     code: int,
     named: tuple[str, ...],
@@ -225,7 +229,7 @@ def test_errors_are_one_line(
         assert text in line
 
 
-def test_help_fits_a_screen_and_tells_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_screen_and_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 50 and max(map(len, lines)) <= 100

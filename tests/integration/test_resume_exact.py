@@ -47,7 +47,7 @@ def results(warm: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_states_and_metrics_are_bitwise_the_same(way: str, results: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run_bitwise(way: str, results: Path) -> None:
     with (
         np.load(results / "straight" / f"{way}.npz") as straight,
         np.load(results / "resumed" / f"{way}.npz") as resumed,

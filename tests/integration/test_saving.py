@@ -82,7 +82,7 @@ def load(form, path, model=None):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_everything_comes_back(form, tmp_path):
+def test_save_and_load_restore_state(form, tmp_path):
     model = make_model()
     train(model)
     model.get_layer("tables").learning_rate = 0.025
@@ -99,7 +99,7 @@ def test_everything_comes_back(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_training_goes_on_as_if_never_stopped(form, tmp_path):
+def test_training_continues_identically_after_restore(form, tmp_path):
     keras.utils.set_random_seed(0)
     model = make_model()
     train(model)
@@ -111,13 +111,13 @@ def test_training_goes_on_as_if_never_stopped(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_empty_tables(form, tmp_path):
+def test_empty_tables_save_and_load(form, tmp_path):
     model = make_model()
     loaded = load(form, save(model, form, tmp_path))
     assert loaded.get_layer("tables").store.size("b") == 0
 
 
-def test_loading_replaces_what_was_there(tmp_path):
+def test_loading_replaces_existing_rows(tmp_path):
     model = make_model()
     train(model)
     path = save(model, "checkpoint", tmp_path)
@@ -149,7 +149,9 @@ def test_loading_replaces_what_was_there(tmp_path):
     ],
     ids=["names", "dim", "rule"],
 )
-def test_another_layer_is_refused_and_left_alone(form, tables, optimizer, message, tmp_path):
+def test_loading_into_different_layer_raises_and_changes_nothing(
+    form, tables, optimizer, message, tmp_path
+):
     model = make_model()
     train(model)
     path = save(model, form, tmp_path)
@@ -161,7 +163,7 @@ def test_another_layer_is_refused_and_left_alone(form, tables, optimizer, messag
     assert_same_state(before, state(other))
 
 
-def test_weights_of_another_kind_of_layer_are_refused(tmp_path):
+def test_weights_of_other_layer_type_raise(tmp_path):
     inputs = keras.Input((2,), dtype="int64")
     embedded = keras.layers.Embedding(10, 4, name="tables")(inputs)
     model = keras.Model(
@@ -172,13 +174,13 @@ def test_weights_of_another_kind_of_layer_are_refused(tmp_path):
         make_model().load_weights(tmp_path / "x.weights.h5")
 
 
-def test_a_damaged_checkpoint_is_an_error():
+def test_damaged_checkpoint_raises():
     layer = EmbeddingCollection([Table("a", 2)], optimizers.SGD(), name="tables")
     with pytest.raises(ValueError, match="layer 'tables': the checkpoint is damaged"):
         layer._store_state.deserialize(layer._store_state.serialize()[:-40])
 
 
-def test_a_layer_alone_in_a_checkpoint(tmp_path):
+def test_single_layer_checkpoint_restores(tmp_path):
     layer = EmbeddingCollection([Table("a", 2)], optimizers.SGD(0.5))
     layer(np.array([[1], [2]]), training=True)
     path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "x"))
@@ -188,7 +190,7 @@ def test_a_layer_alone_in_a_checkpoint(tmp_path):
     assert float(other.learning_rate) == 0.5
 
 
-def test_a_checkpoint_holds_what_was_deferred(tmp_path):
+def test_checkpoint_contains_deferred_gradients(tmp_path):
     model = make_model(optimizer=optimizers.SGD(0.1))
     store = model.get_layer("tables").store
     for table in store.tables:
@@ -204,7 +206,7 @@ def test_a_checkpoint_holds_what_was_deferred(tmp_path):
 
 
 @pytest.mark.parametrize("first", ["slipstream", "model"])
-def test_the_engine_goes_on_from_a_checkpoint_as_if_never_stopped(first, tmp_path):
+def test_engine_continues_identically_after_restore(first, tmp_path):
     policy, window = MaskGradients(fraction=0.6), Window(4, warmup=0)
     rule = optimizers.Adagrad(0.1)
 
@@ -243,7 +245,7 @@ def test_the_engine_goes_on_from_a_checkpoint_as_if_never_stopped(first, tmp_pat
     assert slipstream.report().rows.masked > 0
 
 
-def test_tables_kept_apart_say_who_restores_them(tmp_path):
+def test_checkpoint_without_tables_names_checkpoint_manager(tmp_path):
     model = make_model()
     train(model)
     store = model.get_layer("tables").store
@@ -263,7 +265,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_backup_and_restore_takes_the_engine_along(tmp_path):
+def test_backup_and_restore_includes_engine(tmp_path):
     policy, window = MaskGradients(fraction=0.6), Window(4, warmup=0.1, planned_steps=40)
     keys = (np.random.default_rng(5).zipf(1.5, (160, 2)) % 12).astype(np.int64)
     data = tf.data.Dataset.from_tensor_slices((keys, np.ones((160, 1), np.float32))).batch(16, True)

@@ -34,7 +34,7 @@ def run(warm: list[str], folder: Path, steps: int, seconds: float) -> tuple[int,
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_table_is_that_of_a_run_in_memory(warm: list[str], tmp_path: Path) -> None:
+def test_killed_spilling_run_equals_run_in_memory(warm: list[str], tmp_path: Path) -> None:
     random = np.random.default_rng()
     # The last kill is late enough that even a busy machine has saved a checkpoint.
     for seconds in (*random.uniform(0.01, 1.0, KILLS - 1), 4.0):

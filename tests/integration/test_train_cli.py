@@ -65,7 +65,7 @@ def fixture_run_train(tmp_path: Path) -> Train:
     return run
 
 
-def test_plain_run_writes_a_complete_record(
+def test_plain_run_writes_complete_record(
     run_train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = run_train(*SMALL)
@@ -90,13 +90,13 @@ def test_plain_run_writes_a_complete_record(
         assert text in captured.err
 
 
-def test_same_seed_gives_the_same_model_and_another_does_not(run_train: Train) -> None:
+def test_model_depends_on_seed(run_train: Train) -> None:
     first, second = (run_train(*SMALL, name=name) for name in ("a", "b"))
     assert first["test"] == second["test"] and first["training"] == second["training"]
     assert run_train(*SMALL, "--seed=1", name="c")["test"] != first["test"]
 
 
-def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
+def test_evaluation_during_training_does_not_change_results(run_train: Train) -> None:
     # No gradients are deferred here, because an evaluation would flush them. The first run trains
     # six steps per call and the other run one step per call.
     flags = (*SMALL, "--watch", "--window_steps=6", "--max_examples=8000")
@@ -122,7 +122,7 @@ def test_evaluations_in_training_change_nothing_else(run_train: Train) -> None:
     assert len({e["log_loss"] for e in evaluations}) == len(evaluations) > 2
 
 
-def test_the_points_along_a_long_run_are_thinned(run_train: Train) -> None:
+def test_long_run_records_limited_number_of_points(run_train: Train) -> None:
     record = run_train("--data=generated:1000", "--dim=2", "--mlp=", "--bottom=",
                        "--batch_size=4", "--evaluate_every=251")  # fmt: skip
     # 251 is a prime number, so that each call trains one step.
@@ -130,7 +130,7 @@ def test_the_points_along_a_long_run_are_thinned(run_train: Train) -> None:
     assert steps[-1] == 250 and steps[:-1] == list(range(4, 250, 4))
 
 
-def test_tensorboard_gets_every_window_but_the_last(run_train: Train, tmp_path: Path) -> None:
+def test_tensorboard_logs_every_window_except_last(run_train: Train, tmp_path: Path) -> None:
     folder = tmp_path / "board"
     record = run_train(*SMALL, "--watch", "--window_steps=20", f"--tensorboard={folder}")
     (path,) = (folder / "slipstream").iterdir()
@@ -144,7 +144,7 @@ def test_tensorboard_gets_every_window_but_the_last(run_train: Train, tmp_path: 
     assert steps == {window["step"] for window in record["windows"][:-1]} == {20, 40, 60}
 
 
-def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train) -> None:
+def test_skipping_and_control_runs_count_every_example(run_train: Train) -> None:
     paper = run_train(*SMALL, *SKIPPING, name="paper")
     inputs = paper["examples"]
     assert inputs["seen"] == 18_000 and inputs["skipped"] > 1_000
@@ -168,7 +168,7 @@ def test_skipping_run_and_its_controls_account_for_every_input(run_train: Train)
     assert stop["examples"]["trained"] == stop["examples"]["seen"] == whole
 
 
-def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
+def test_epochs_limits_tracking_and_warmup_steps_combine(run_train: Train) -> None:
     record = run_train(
         "--data=generated:1800", "--model=dcn", "--cross_layers=1", "--mlp=", "--dim=2",
         "--epochs=3", "--max_examples=5001", "--batch_size=500", "--watch", "--warmup_steps=3",
@@ -182,7 +182,7 @@ def test_epochs_limits_tracking_and_a_step_warmup(run_train: Train) -> None:
     assert any(w["threshold"] > 0 for w in record["windows"])
 
 
-def test_deepfm_and_an_export(run_train: Train, tmp_path: Path) -> None:
+def test_deepfm_trains_and_exports(run_train: Train, tmp_path: Path) -> None:
     import tensorflow as tf
 
     record = run_train(
@@ -239,7 +239,7 @@ def test_deferred_gradients_are_counted(run_train: Train) -> None:
         (("--prefetch",), "prefetch", "multiple ranks"),
     ],
 )  # fmt: skip
-def test_an_engine_flag_that_does_nothing_is_refused(
+def test_engine_flag_without_effect_is_refused(
     flags: tuple[str, ...], name: str, needs: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(capsys, "--data=generated", *flags)
@@ -289,7 +289,7 @@ def test_an_engine_flag_that_does_nothing_is_refused(
         (("--control=stop", "--match=x", SKIPS), ("--policies", "Expected no --policies")),
     ],
 )
-def test_a_bad_flag_gets_one_line_with_value_and_what_is_allowed(
+def test_invalid_flag_error_shows_value_and_allowed_values(
     flags: tuple[str, ...], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(capsys, *flags)
@@ -297,7 +297,7 @@ def test_a_bad_flag_gets_one_line_with_value_and_what_is_allowed(
         assert part in line
 
 
-def test_csv_of_other_columns_is_sent_to_prepare(
+def test_csv_with_other_columns_refers_to_prepare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "clicks.csv").write_text("clicked,user\n1,u1\n")
@@ -305,7 +305,7 @@ def test_csv_of_other_columns_is_sent_to_prepare(
     assert "clicked,user" in line and "slipstream-prepare --schema" in line
 
 
-def test_a_control_of_another_experiment_is_refused(
+def test_control_with_different_settings_is_refused(
     run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_train("--data=generated:1000", "--batch_size=500", "--dim=2", name="base")
@@ -318,7 +318,7 @@ def test_a_control_of_another_experiment_is_refused(
     assert "has no settings" in line
 
 
-def test_an_output_that_cannot_be_made_is_refused_before_the_run(
+def test_unwritable_output_is_refused_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -326,7 +326,7 @@ def test_an_output_that_cannot_be_made_is_refused_before_the_run(
     assert "--output" in line and "Expected a folder" in line
 
 
-def test_a_run_that_diverges_tells_the_cause_in_one_line(
+def test_diverging_run_prints_cause_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--data=generated:2000", "--rows_learning_rate=1e30", f"--output={tmp_path}")
@@ -335,7 +335,7 @@ def test_a_run_that_diverges_tells_the_cause_in_one_line(
     assert not (tmp_path / "metrics.json").exists()
 
 
-def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
+def test_dry_run_trains_plainly_and_prints_commands(
     run_train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = (*SMALL, *BY_DRIFT, "--window_steps=4")
@@ -371,7 +371,7 @@ def test_a_dry_run_trains_plainly_and_says_how_to_switch_on(
     assert random.control == "random" and len(random.random_fractions) > 1
 
 
-def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_groups_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     flag_set = train.make_flags()
     assert run_program(flag_set, train.main, ["--helpfull"]) == 0
     text = capsys.readouterr().out
@@ -386,7 +386,7 @@ def test_help_lists_every_flag_in_groups(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("name", "header_lines"), [("criteo_first10k.tsv", 0), ("avazu_first9k.csv", 1)]
 )
-def test_samples_go_through_training_without_a_line_lost(
+def test_training_reads_every_line_of_samples(
     name: str, header_lines: int, run_train: Train
 ) -> None:
     path = sample(name)
@@ -399,7 +399,7 @@ def test_samples_go_through_training_without_a_line_lost(
     assert inputs["seen"] + record["test"]["examples"] == lines
 
 
-def test_prepared_keys_with_a_list(run_train: Train, tmp_path: Path) -> None:
+def test_prepared_list_column_trains(run_train: Train, tmp_path: Path) -> None:
     rows = 10_000
     table = {
         "clicked": [i % 3 == 0 for i in range(rows)],
@@ -417,7 +417,7 @@ def test_prepared_keys_with_a_list(run_train: Train, tmp_path: Path) -> None:
     assert record["row_lookups"] is None
 
 
-def test_a_bad_line_is_counted(run_train: Train, tmp_path: Path) -> None:
+def test_bad_line_is_counted(run_train: Train, tmp_path: Path) -> None:
     path = tmp_path / "lines.tsv"
     good = "\t".join(["1", *(str(i) for i in range(13)), *(f"{i:08x}" for i in range(26))])
     lines = [good.replace("1", "0", 1) if i % 3 else good for i in range(2_000)]

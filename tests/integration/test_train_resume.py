@@ -134,7 +134,7 @@ def require_same_checkpoint(one: Path, other: Path) -> None:
     # The other cases cover these as well.
     [pytest.param(w, marks=pytest.mark.slow) if w in ("none", "inputs") else w for w in WAYS],
 )
-def test_killed_and_resumed_is_as_if_never_stopped(
+def test_killed_run_resumes_identically(
     way: str, data: str, warm: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = flags_of(way, data)
@@ -168,7 +168,9 @@ def test_killed_and_resumed_is_as_if_never_stopped(
     assert resumed["wall_seconds"] > resumed["seconds"]["training"]
 
 
-def test_sigterm_saves_after_its_step(data: str, warm: list[str], tmp_path: Path) -> None:
+def test_sigterm_saves_checkpoint_after_current_step(
+    data: str, warm: list[str], tmp_path: Path
+) -> None:
     flags = [flag for flag in flags_of("defer", data) if not flag.startswith("--evaluate")]
     straight, output = run(tmp_path / "straight", *flags), tmp_path / "stopped"
     done = kill(warm, 17, output, *flags, by="SIGTERM")
@@ -190,7 +192,9 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return lines[0]
 
 
-def test_what_cannot_go_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_with_incompatible_settings_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "run"
     small = ["--batch_size=128", "--epochs=2", "--dim=4", "--mlp=8", "--dropout=0.2"]
     data = tmp_path / "clicks.tsv"

@@ -32,7 +32,7 @@ def fixture_run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.mark.parametrize("pilot", ["fm", "model"])
-def test_accounts_for_every_example_and_shows_metrics_of_all(
+def test_subsampling_counts_every_example_and_reports_metrics(
     pilot: str, run: Callable[..., dict[str, Any]]
 ) -> None:
     plain = run("plain", *DATA)
@@ -49,7 +49,7 @@ def test_accounts_for_every_example_and_shows_metrics_of_all(
     assert "Training metrics are computed on the kept examples" in subsampled["report"]
 
 
-def test_a_dry_run_estimates_its_cost_and_names_the_uniform_control(
+def test_dry_run_estimates_cost_and_names_uniform_control(
     run: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = run("plain", *DATA)

@@ -32,7 +32,7 @@ def fixture_run_train(tmp_path: Path) -> Train:
     return run
 
 
-def test_training_stops_and_ends_with_the_best(run_train: Train, capsys: Any) -> None:
+def test_early_stopping_restores_best_model(run_train: Train, capsys: Any) -> None:
     record = run_train(*FLAGS, "--early_stopping=2", "--evaluate_on=valid")
     measured = record["validation"]
     assert [one["step"] for one in measured] == list(range(12, 12 * len(measured) + 1, 12))
@@ -51,7 +51,7 @@ def test_training_stops_and_ends_with_the_best(run_train: Train, capsys: Any) ->
     assert f"{record['best_step']} of {measured[-1]['step']}" in shown
 
 
-def test_the_test_part_is_measured_where_the_best_was(run_train: Train) -> None:
+def test_test_part_is_evaluated_with_best_model(run_train: Train) -> None:
     stopped = run_train(*FLAGS, "--early_stopping=1")
     steps = stopped["best_step"] // 12
     # The same number of epochs with the same seed, without validation.
@@ -60,7 +60,7 @@ def test_the_test_part_is_measured_where_the_best_was(run_train: Train) -> None:
     assert stopped["evaluated_on"] == "test" and "validation" not in plain
 
 
-def test_rates_fall_where_nothing_is_gained(run_train: Train) -> None:
+def test_learning_rates_fall_without_improvement(run_train: Train) -> None:
     flags = ("--early_stopping=4", "--plateau_factor=0.5", "--evaluate_every=6")
     measured = run_train(*FLAGS, *flags)["validation"]
     assert [one["step"] for one in measured] == list(range(6, 6 * len(measured) + 1, 6))
@@ -74,7 +74,7 @@ def test_rates_fall_where_nothing_is_gained(run_train: Train) -> None:
     assert rate < 0.02
 
 
-def test_nothing_of_the_validation_part_is_trained_and_the_test_part_stays_closed(
+def test_validation_examples_are_not_trained_and_test_part_is_not_read(
     run_train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     opened = []
@@ -101,7 +101,7 @@ def test_nothing_of_the_validation_part_is_trained_and_the_test_part_stays_close
     assert opened == ["train", "valid", "test"] and record["examples"]["planned"] == 4800
 
 
-def test_refusals_of_what_could_not_stop(
+def test_early_stopping_that_cannot_stop_is_refused(
     run_train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     once = [*FLAGS, "--epochs=1", "--early_stopping=2"]
@@ -129,7 +129,7 @@ def test_refusals_of_what_could_not_stop(
         (("--evaluate_on=train",), "--evaluate_on=train"),
     ],
 )
-def test_refusals(
+def test_invalid_validation_flags_are_refused(
     flags: tuple[str, ...], reported: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = [*FLAGS, *(flag.format(folder=tmp_path / "run") for flag in flags)]
@@ -137,7 +137,7 @@ def test_refusals(
     assert reported in capsys.readouterr().err
 
 
-def test_an_unknown_end_of_an_epoch_is_told(
+def test_unknown_epoch_length_requires_evaluate_every(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     import gzip

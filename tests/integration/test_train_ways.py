@@ -21,7 +21,7 @@ def trained(output: Path, *flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", ["", "--policies=skip_examples"])
-def test_tables_on_disk_end_with_the_same_metrics(
+def test_spilled_tables_give_same_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     spill = tmp_path / "spill"
@@ -40,7 +40,9 @@ def test_tables_on_disk_end_with_the_same_metrics(
     assert sum(r.rows_read_ahead for r in read) > sum(r.rows_read for r in read) / 2 > 100
 
 
-def test_what_a_disk_needs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_spill_settings_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spill = f"--spill={tmp_path / 'none'}"
     assert "cannot create a file in" in refused(capsys, *SMALL, "--memory=1MB", spill)
     assert "It requires --memory; otherwise" in refused(capsys, *SMALL, spill)
@@ -49,7 +51,7 @@ def test_what_a_disk_needs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("schedule", ["fae", "hotline"])
-def test_a_baseline_trains_every_input_once(tmp_path: Path, schedule: str) -> None:
+def test_baseline_trains_every_example_once(tmp_path: Path, schedule: str) -> None:
     flags = (*SMALL, "--max_examples=3000", f"--schedule={schedule}", "--hot_set_memory=50KiB")
     record = trained(tmp_path, *flags)
     assert record["examples"]["trained"] == record["examples"]["seen"] == 3000

@@ -124,7 +124,7 @@ batches = st.lists(st.tuples(keys, key_lists, keys), max_size=8)
     threshold=st.floats(0, 12, width=32, allow_subnormal=False),
     is_padded=st.booleans(),
 )
-def test_results_equal_the_definition(make, batch, drifts, percent, threshold, is_padded):
+def test_results_equal_definition(make, batch, drifts, percent, threshold, is_padded):
     classifier = make(percent / 100, drifts)
     classifier.configure("drift", threshold)
     users = ragged([user for user, _ in batch])
@@ -153,7 +153,7 @@ def test_results_equal_the_definition(make, batch, drifts, percent, threshold, i
     drifts=drift_maps,
     percent=st.integers(1, 100),
 )
-def test_lookups_of_no_table_do_not_count(device, batch, drifts, percent):
+def test_lookups_without_table_are_ignored(device, batch, drifts, percent):
     classifier = make_drift(percent / 100, drifts, device)
     classifier.configure("drift", 0.5)
     alpha = Fraction(percent, 100)
@@ -187,7 +187,7 @@ def test_lookups_of_no_table_do_not_count(device, batch, drifts, percent):
     is_padded=st.booleans(),
     is_column=st.booleans(),
 )
-def test_results_equal_the_input_classifier(
+def test_results_equal_input_classifier(
     device, parts, drifts, alpha, mode, threshold, keep_rate, shadow, is_padded, is_column
 ):
     classifier = InputClassifier(TABLES, alpha, seed=5)
@@ -206,7 +206,7 @@ def test_results_equal_the_input_classifier(
 
 @on_classifiers
 @pytest.mark.parametrize("alpha, m, rank", [(0.9, 10, 9), (0.6, 10, 6), (0.55, 100, 55)])
-def test_products_that_float32_or_float64_would_round_up(make, alpha, m, rank):
+def test_required_lookups_do_not_round_up(make, alpha, m, rank):
     specs = [FeatureSpec("keys", "user")]
     classifier = make(alpha, {(0, key): float(key) for key in range(m)})
     _, score, _ = classifier.classify({"keys": np.arange(m)[None]}, specs)
@@ -214,7 +214,7 @@ def test_products_that_float32_or_float64_would_round_up(make, alpha, m, rank):
 
 
 @on_classifiers
-def test_matrix_vector_and_int32_keys(make):
+def test_matrix_vector_and_int32_keys_are_accepted(make):
     classifier = make(drifts={(0, 1): 0.25, (1, 1): 0.5})
     matrix = np.array([[1, 1], [1, 2]])
     _, from_matrix, _ = classifier.classify(matrix, TWO_TABLES)
@@ -226,7 +226,7 @@ def test_matrix_vector_and_int32_keys(make):
 
 
 @on_classifiers
-def test_a_key_matrix(make):
+def test_key_matrix_is_classified(make):
     classifier = make(drifts=DRIFTS)
     classifier.configure("drift", 0.5)
     keys = tf.constant([[1, 1, 2], [2, 1, 1], [1, -1, 1], [1, 1, 7]], tf.int64)
@@ -240,7 +240,7 @@ def test_a_key_matrix(make):
 
 
 @on_classifiers
-def test_empty_batches_and_inputs_without_lookups(make):
+def test_empty_batches_and_examples_without_lookups_are_not_skippable(make):
     classifier = make(drifts={(0, 1): 0.25})
     classifier.configure("drift", np.inf)
     for inputs in (
@@ -261,7 +261,7 @@ def test_empty_batches_and_inputs_without_lookups(make):
 
 @on_classifiers
 @pytest.mark.parametrize("make_keys", [ragged, padded])
-def test_empty(make, make_keys):
+def test_empty_batch_returns_empty_results(make, make_keys):
     classifier = make(drifts=DRIFTS)
     classifier.configure("drift", 0.5)
     found = classifier.classify({"seen": make_keys([])}, SPECS[1:2])
@@ -275,7 +275,7 @@ def test_empty(make, make_keys):
 
 
 @on_classifiers
-def test_drift_that_is_not_finite_is_never_below_the_threshold(make):
+def test_nonfinite_drift_is_never_below_threshold(make):
     classifier = make(drifts={(0, 1): np.nan, (0, 2): np.inf, (0, 3): -np.inf, (0, 4): 3e38})
     classifier.configure("drift", np.inf)
     keys = {"user": np.array([1, 2, 3, 4])}
@@ -283,7 +283,7 @@ def test_drift_that_is_not_finite_is_never_below_the_threshold(make):
     np.testing.assert_array_equal(skippable, [False, False, False, True])
 
 
-def test_in_shadow_mode_a_share_of_the_batches_counts_for_all():
+def test_shadow_mode_counts_fraction_of_batches_for_all():
     classifier = make_input(drifts={(0, 1): 0.25}, reservoir_size=8)
     classifier.configure("drift", 0.5, shadow=True)
     keys = {"user": np.repeat([1, 2], 8)}
@@ -301,21 +301,21 @@ def test_in_shadow_mode_a_share_of_the_batches_counts_for_all():
 
 
 @on_classifiers
-def test_set_drift_replaces_everything(make):
+def test_set_drift_replaces_all_drifts(make):
     classifier = make(drifts={(0, 1): 1.0})
     set_drifts(classifier, {(0, 2): 2.0})
     _, score, _ = classifier.classify({"user": np.array([1, 2])}, TWO_TABLES[:1])
     np.testing.assert_array_equal(score, [INF, 2.0])
 
 
-def test_unobserved_inputs_leave_no_trace():
+def test_unobserved_examples_are_not_counted():
     classifier = make_input(drifts={(0, 1): 1.0})
     classifier.classify({"user": np.array([1, 2])}, TWO_TABLES[:1], observe=False)
     assert scores_of_sample(classifier).size == 0
     assert classifier.end_window() == ClassifierCounts(0, 0, 0)
 
 
-def test_reservoir_is_a_uniform_sample_of_the_window():
+def test_reservoir_samples_window_uniformly():
     inputs, capacity, windows = 400, 20, 500
     drifts = {(0, k): float(k) for k in range(inputs)}
     classifier = make_input(reservoir_size=capacity)
@@ -331,7 +331,7 @@ def test_reservoir_is_a_uniform_sample_of_the_window():
     assert ((chosen - expected) ** 2 / expected).sum() < 380 + 5 * 28
 
 
-def test_same_seed_same_sample():
+def test_same_seed_gives_same_sample():
     samples = []
     for seed in (1, 1, 2):
         classifier = make_input(reservoir_size=10, seed=seed)
@@ -344,7 +344,7 @@ def test_same_seed_same_sample():
 
 
 @on_classifiers
-def test_same_seed_same_random_skips(make):
+def test_same_seed_gives_same_random_skips(make):
     results = []
     for seed in (1, 1, 2):
         classifier = make(seed=seed)
@@ -361,7 +361,7 @@ def test_same_seed_same_random_skips(make):
 
 @on_classifiers
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.9, 1.0])
-def test_random_share(make, fraction):
+def test_random_mode_skips_given_fraction(make, fraction):
     classifier = make()
     classifier.configure("random", random_fraction=fraction)
     skippable = classifier.classify({"user": np.arange(20000)}, TWO_TABLES[:1]).skippable
@@ -372,7 +372,7 @@ def test_random_share(make, fraction):
 
 
 @on_classifiers
-def test_thinning_keeps_an_unbiased_sample_with_its_weight(make):
+def test_subsampling_keeps_unbiased_weighted_sample(make):
     inputs, rate = 40_000, 0.25
     classifier = make(drifts={(0, 1): 0.5, (0, 2): 2.0}, seed=3)
     classifier.configure("drift", 1.0, keep_rate=rate)
@@ -397,7 +397,7 @@ def test_thinning_keeps_an_unbiased_sample_with_its_weight(make):
 
 
 @on_classifiers
-def test_thinning_repeats_with_the_seed(make):
+def test_same_seed_gives_same_subsample(make):
     weights = []
     for seed in (1, 1, 2):
         classifier = make(drifts={(0, 1): 0.5}, seed=seed)
@@ -411,7 +411,7 @@ def test_thinning_repeats_with_the_seed(make):
 
 @on_classifiers
 @pytest.mark.parametrize("mode, values", [("drift", {"threshold": 1.0}), ("random", {})])
-def test_shadow_marks_and_keeps_everything(make, mode, values):
+def test_shadow_mode_marks_and_keeps_all_examples(make, mode, values):
     all_flags, kept = [], 0
     for shadow in (False, True):
         classifier = make(drifts={(0, 1): 0.5, (0, 2): 2.0})
@@ -437,7 +437,7 @@ def test_shadow_marks_and_keeps_everything(make, mode, values):
 
 
 @on_classifiers
-def test_ignored_tables_count_neither_as_saturated_nor_as_moving(make):
+def test_ignored_tables_do_not_affect_classification(make):
     classifier = make(drifts={(0, 1): 0.25}, tables=["user"], ignored_tables=["item"])
     matrix = np.array([[1, 9], [2, 1]])
     np.testing.assert_array_equal(classifier.classify(matrix, TWO_TABLES).score, [0.25, INF])
@@ -450,7 +450,7 @@ def test_ignored_tables_count_neither_as_saturated_nor_as_moving(make):
 
 
 @on_classifiers
-def test_ignored_tables_are_passed_over(make):
+def test_ignored_tables_are_skipped_and_unknown_tables_raise(make):
     classifier = make(drifts=DRIFTS, ignored_tables=["other"])
     classifier.configure("drift", 0.5)
     specs = [SPECS[0], FeatureSpec("other", "other")]
@@ -461,7 +461,7 @@ def test_ignored_tables_are_passed_over(make):
 
 
 @on_classifiers
-def test_graph_mode_and_shapes(make):
+def test_graph_mode_has_static_shapes(make):
     classifier = make(drifts={(0, 1): 1.0})
 
     @tf.function(input_signature=[tf.RaggedTensorSpec([4, None], tf.int64)])
@@ -478,7 +478,7 @@ def test_graph_mode_and_shapes(make):
 
 @on_classifiers
 @pytest.mark.parametrize("is_ragged", [True, False])
-def test_replacing_drifts_and_settings_retraces_nothing(make, is_ragged):
+def test_replacing_drifts_and_settings_does_not_retrace(make, is_ragged):
     classifier, traces = make(drifts=DRIFTS), []
     classifier.configure("drift", 0.5)
 
@@ -501,7 +501,7 @@ def test_replacing_drifts_and_settings_retraces_nothing(make, is_ragged):
     assert not step(batch).numpy().any() and len(traces) == 1
 
 
-def test_a_copy_has_what_comes_after_it():
+def test_copy_receives_later_settings():
     classifier = InputClassifier(TABLES)
     set_drifts(classifier, DRIFTS)
     classifier.configure("drift", 0.5)
@@ -515,7 +515,7 @@ def test_a_copy_has_what_comes_after_it():
 
 
 @on_classifiers
-def test_resource_dies_with_its_last_handle(make):
+def test_resource_is_freed_with_last_handle(make):
     handle = weakref.ref(make()._handle)
     gc.collect()
     assert handle() is None
@@ -523,14 +523,14 @@ def test_resource_dies_with_its_last_handle(make):
 
 @on_classifiers
 @pytest.mark.parametrize("alpha", [0, 2, -0.5, 1.1, math.nan, "1"])
-def test_bad_alpha(make, alpha):
+def test_invalid_alpha_raises(make, alpha):
     with pytest.raises(ValueError, match=r"Invalid `alpha`.*> 0 and <= 1"):
         make(alpha)
 
 
 @pytest.mark.parametrize("op", ["classifier", "drift_classifier"])
 @pytest.mark.parametrize("alpha", [0.0, 2.0, math.nan])
-def test_op_itself_rejects_bad_alpha(op, alpha):
+def test_op_rejects_invalid_alpha(op, alpha):
     make_resource = getattr(_loader.library(), f"slipstream_{op}")
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"alpha is .*expected a number above 0"
@@ -538,7 +538,7 @@ def test_op_itself_rejects_bad_alpha(op, alpha):
         make_resource(alpha=tf.constant(alpha, tf.float64), num_tables=1)
 
 
-def test_op_itself_rejects_alpha_of_another_rank():
+def test_op_rejects_nonscalar_alpha():
     with pytest.raises(BAD, match=r"alpha.*expected|rank"):
         _loader.library().slipstream_drift_classifier(
             alpha=tf.constant([1.0], tf.float64), num_tables=1
@@ -554,12 +554,12 @@ def test_op_itself_rejects_alpha_of_another_rank():
         ({"tables": ["a"], "seed": -1}, "seed"),
     ],
 )
-def test_bad_settings(make, settings_, name):
+def test_invalid_settings_raise(make, settings_, name):
     with pytest.raises(ValueError, match=f"Invalid `{name}`"):
         make(**settings_)
 
 
-def test_bad_reservoir_size():
+def test_invalid_reservoir_size_raises():
     with pytest.raises(ValueError, match="Invalid `reservoir_size`"):
         InputClassifier(["a"], reservoir_size=0)
 
@@ -577,7 +577,7 @@ def test_bad_reservoir_size():
         ("drift", {"keep_rate": -0.1}, "keep_rate"),
     ],
 )
-def test_bad_configuration(make, mode, values, name):
+def test_invalid_configuration_raises(make, mode, values, name):
     classifier = make()
     if isinstance(classifier, InputClassifier) or name == "mode":
         error, message = ValueError, f"Invalid `{name}`"
@@ -587,7 +587,7 @@ def test_bad_configuration(make, mode, values, name):
         classifier.configure(mode, **values)
 
 
-def test_predicted_losses_need_an_input_classifier():
+def test_predicted_losses_require_input_classifier():
     with pytest.raises(ValueError, match="`mode`"):
         make_drift().configure("predicted_loss")
 
@@ -605,7 +605,7 @@ def test_predicted_losses_need_an_input_classifier():
         ([[0]], [[1]], [[0.5]], "rank 1|shape"),
     ],
 )
-def test_bad_drift(make, tables, keys, drift, message):
+def test_invalid_drift_raises(make, tables, keys, drift, message):
     classifier = make(drifts={(0, 7): 1.0})
     with pytest.raises(BAD, match=message):
         classifier.set_drift(tables, keys, drift)
@@ -637,7 +637,7 @@ def with_splits(splits):
         (np.zeros((2, 5), np.int64), r"\[batch, 1\]"),
     ],
 )
-def test_bad_inputs(inputs, message):
+def test_invalid_inputs_raise(inputs, message):
     classifier = make_input()
     with pytest.raises(BAD, match=message):
         classifier.classify(inputs, TWO_TABLES[:1])
@@ -658,7 +658,7 @@ def test_bad_inputs(inputs, message):
         ([1, 2], [0, 0], [-1, 2]),
     ],
 )
-def test_bad_lookups(keys, tables, row_splits):
+def test_invalid_lookups_raise(keys, tables, row_splits):
     with pytest.raises(BAD, match=r"expected|rank|Dimension"):
         _loader.library().slipstream_classify_by_drift(
             handle=make_drift(drifts=DRIFTS)._handle,
@@ -669,7 +669,7 @@ def test_bad_lookups(keys, tables, row_splits):
 
 
 @on_classifiers
-def test_batch_sizes_that_differ_and_unknown_tables(make):
+def test_different_batch_sizes_and_unknown_tables_raise(make):
     is_input = isinstance(make(), InputClassifier)
     message = (
         "feature 'item' has 3 examples; expected 2, as in feature 'user'" if is_input else None
@@ -684,7 +684,7 @@ def test_batch_sizes_that_differ_and_unknown_tables(make):
 
 
 @on_classifiers
-def test_handle_of_something_else(make):
+def test_handle_of_other_resource_raises(make):
     classifier, is_input = make(), isinstance(make(), InputClassifier)
     variable = tf.Variable(1.0)
     classifier._handle = variable.handle

@@ -154,14 +154,14 @@ def run_steps(path, seed, steps=15):
 @on_paths("buffers")
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_buffers_equal_the_definition(make_path, seed):
+def test_buffers_equal_definition(make_path, seed):
     run_steps(make_path(), seed)
 
 
 @on_paths("native", "exchange", "variable")
 @settings(deadline=None, max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_tables_equal_the_definition(make_path, seed):
+def test_tables_equal_definition(make_path, seed):
     run_steps(make_path(), seed)
 
 
@@ -169,7 +169,7 @@ def test_tables_equal_the_definition(make_path, seed):
 @pytest.mark.parametrize("trigger", ["movement", "interval"])
 @settings(deadline=None, max_examples=6)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_simulated_ranks_equal_a_definition_each(ranks, trigger, seed):
+def test_simulated_ranks_equal_one_definition_per_rank(ranks, trigger, seed):
     rng, path = np.random.default_rng(seed), NativePath()
     definitions = [path.definition() for _ in range(ranks)]
     limit, room = 0.8 * RATE, 64 * ranks * KEYS.size
@@ -205,7 +205,7 @@ def test_simulated_ranks_equal_a_definition_each(ranks, trigger, seed):
         ([7], [1], (1, DIM + 1), "."),
     ],
 )
-def test_what_cannot_be_deferred_raises(device, keys, ages, shape, why):
+def test_undeferrable_gradients_raise(device, keys, ages, shape, why):
     path = BufferPath(device)
     path.configure(INTERVAL, 2, [5])
     path.step([5])
@@ -218,7 +218,7 @@ def test_what_cannot_be_deferred_raises(device, keys, ages, shape, why):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_many_rows(device):
+def test_many_rows_equal_definition(device):
     rng = np.random.default_rng(0)
     path = BufferPath(device)
     definition = path.definition()
@@ -250,7 +250,7 @@ def test_many_rows(device):
         (200, 2, 300, 299, 1000),
     ],
 )
-def test_sizes_of_buffers(device, by_movement, rows, dim, capacity, max_rows, max_age):
+def test_buffer_sizes_follow_capacity(device, by_movement, rows, dim, capacity, max_rows, max_age):
     rng = np.random.default_rng(rows + dim)
     path = BufferPath(device, dim)
     definition = path.definition()
@@ -273,7 +273,7 @@ def test_sizes_of_buffers(device, by_movement, rows, dim, capacity, max_rows, ma
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_empty_steps_and_no_room(device):
+def test_empty_steps_and_zero_capacity(device):
     path = BufferPath(device)
     assert path.step([]).sums.shape == (0, DIM), "before it is configured"
     assert path.step([4]).keys.numpy().tolist() == [4]
@@ -286,7 +286,7 @@ def test_empty_steps_and_no_room(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_deferred_stays_when_room_changes(device):
+def test_deferred_sums_survive_capacity_change(device):
     path = BufferPath(device)
     path.configure(INTERVAL, 5, {1, 2, 3, 4})
     assert path.step([1, 2, 3, 4]).keys.shape == (0,)
@@ -305,7 +305,7 @@ def test_what_is_deferred_stays_when_room_changes(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_sums_that_replace_those_on_their_way_out_stay(device):
+def test_replacing_sums_cancels_flush(device):
     path = BufferPath(device)
     path.configure(INTERVAL, 4, {1, 2})
     path.step([1])
@@ -317,7 +317,7 @@ def test_sums_that_replace_those_on_their_way_out_stay(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_shadow_mode_is_said_and_its_sums_can_be_dropped(device):
+def test_shadow_mode_is_reported_and_flush_can_drop_sums(device):
     path = BufferPath(device)
     shadow = dataclasses.replace(INTERVAL, is_shadow=True)
     path.configure(shadow, 6, {1, 2})
@@ -334,7 +334,7 @@ def test_shadow_mode_is_said_and_its_sums_can_be_dropped(device):
     assert not bool(due.is_shadow) and due.keys.numpy().tolist() == [1]
 
 
-def test_the_rule_is_read_at_run_time_without_retracing():
+def test_rule_change_does_not_retrace():
     path, traces = BufferPath(), []
 
     @tf.function(
@@ -361,7 +361,7 @@ def test_the_rule_is_read_at_run_time_without_retracing():
     assert len(traces) == 1
 
 
-def test_shapes_of_unknown_gradients():
+def test_unknown_gradient_shapes_are_inferred():
     path = BufferPath()
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.int64), tf.TensorSpec(None, tf.float32)])
@@ -375,7 +375,7 @@ def test_shapes_of_unknown_gradients():
     assert step(tf.constant([2], tf.int64), tf.ones([1, DIM])).numpy().tolist() == [2]
 
 
-def test_all_keys_but_the_lowest_can_be_deferred():
+def test_all_keys_except_lowest_can_be_deferred():
     path = BufferPath()
     path.configure(INTERVAL, 6, {LOWEST, LOWEST + 1, HIGHEST})
     assert path.step([LOWEST, LOWEST + 1, HIGHEST]).keys.numpy().tolist() == [LOWEST]
@@ -386,7 +386,7 @@ def test_all_keys_but_the_lowest_can_be_deferred():
     ("keys", "shape"),
     [([[1]], [1, DIM]), ([1, 2], [1, DIM]), ([1], [1, DIM + 1]), ([1], [DIM]), (1, [1, DIM])],
 )
-def test_bad_shapes_of_gradients(keys, shape):
+def test_invalid_gradient_shapes_raise(keys, shape):
     with pytest.raises(BAD, match=r"expected|rank|Dimension"):
         BufferPath().buffer.add(tf.constant(keys, tf.int64), tf.ones(shape))
 
@@ -406,7 +406,7 @@ def test_bad_shapes_of_gradients(keys, shape):
         {"indices": [-1, 4]},
     ],
 )
-def test_what_the_second_half_refuses_changes_nothing(change):
+def test_rejected_second_call_changes_nothing(change):
     path = BufferPath()
     path.configure(INTERVAL, 4, {5, 6})
     path.step([5])
@@ -423,7 +423,7 @@ def test_what_the_second_half_refuses_changes_nothing(change):
     assert due.keys.shape == (0,) and path.buffer.state().num_deferred == 2
 
 
-def test_a_key_that_is_given_twice_is_refused():
+def test_duplicate_key_raises():
     with pytest.raises(BAD, match=r"keys\[0\] and keys\[2\] are both 3"):
         BufferPath().step([3, 4, 3])
 
@@ -431,7 +431,7 @@ def test_a_key_that_is_given_twice_is_refused():
 @pytest.mark.parametrize(
     ("name", "value"), [("capacity", -1), ("max_rows", -1), ("max_age", 0), ("capacity", [1])]
 )
-def test_bad_settings(name, value):
+def test_invalid_settings_raise(name, value):
     numbers = {"capacity": 1, "max_rows": 1, "max_age": 1, name: value}
     tensors = {key: tf.constant(number, tf.int64) for key, number in numbers.items()}
     buffer = DeferredGradients(DIM)
@@ -442,7 +442,7 @@ def test_bad_settings(name, value):
     assert buffer.state().nbytes == 0
 
 
-def test_more_than_there_is_memory_for_is_refused():
+def test_capacity_beyond_memory_raises():
     path = BufferPath()
     path.configure(INTERVAL, 2, {1})
     path.step([1])
@@ -454,19 +454,19 @@ def test_more_than_there_is_memory_for_is_refused():
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 65537, 2**63 - 1])
-def test_bad_dim(dim):
+def test_invalid_dim_raises(dim):
     message = f"dim of deferred gradients is {dim}; expected an integer from 1 to 65536"
     with pytest.raises(BAD, match=message):
         DeferredGradients(dim)
 
 
-def test_the_largest_dim():
+def test_largest_dim_is_accepted():
     buffer = DeferredGradients(65536)
     added = buffer.add(tf.constant([1], tf.int64), tf.ones([1, 65536]))
     assert added.sums.shape == (1, 65536)
 
 
-def test_handle_of_something_else():
+def test_handle_of_other_resource_raises():
     buffer, other = DeferredGradients(DIM), KeySet()
     added = buffer.add(tf.constant([1], tf.int64), tf.ones([1, DIM]))
     buffer.handle = other.handle
@@ -486,7 +486,7 @@ def test_handle_of_something_else():
         sound.take_due(no_set, keys, AddedSums(*added), may_wait)
 
 
-def test_resource_dies_with_its_last_handle():
+def test_resource_is_freed_with_last_handle():
     handle = weakref.ref(DeferredGradients(DIM).handle)
     gc.collect()
     assert handle() is None

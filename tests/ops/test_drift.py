@@ -30,7 +30,7 @@ rows = hnp.arrays(
 @pytest.mark.parametrize("metric", DRIFT_METRICS)
 @settings(deadline=None, max_examples=50)
 @given(snapshot=rows, seed=st.integers(0, 2**31))
-def test_equals_the_reference(metric, snapshot, seed):
+def test_drift_equals_reference(metric, snapshot, seed):
     steps = np.random.default_rng(seed).normal(size=snapshot.shape).astype(np.float32)
     current = snapshot + steps
     result = drift.row_drift(current, snapshot, metric).numpy()
@@ -39,7 +39,7 @@ def test_equals_the_reference(metric, snapshot, seed):
 
 
 @pytest.mark.parametrize("metric", DRIFT_METRICS)
-def test_does_not_depend_on_how_rows_are_shared_among_threads(metric):
+def test_drift_does_not_depend_on_thread_partition(metric):
     rng = np.random.default_rng(0)
     current, snapshot = rng.normal(size=(2, 20_000, 33)).astype(np.float32)
     whole = drift.row_drift(current, snapshot, metric).numpy()
@@ -53,7 +53,7 @@ def test_does_not_depend_on_how_rows_are_shared_among_threads(metric):
 @pytest.mark.parametrize("metric", DRIFT_METRICS)
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("column", [0, 7, 18])
-def test_a_row_that_is_not_finite_has_no_finite_drift(metric, value, column):
+def test_nonfinite_row_has_nonfinite_drift(metric, value, column):
     clean = np.ones((3, 19), np.float32)
     dirty = clean.copy()
     dirty[1, column] = value
@@ -65,7 +65,7 @@ def test_a_row_that_is_not_finite_has_no_finite_drift(metric, value, column):
 
 @pytest.mark.parametrize("metric", DRIFT_METRICS)
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
-def test_empty(metric, shape):
+def test_empty_input_returns_empty_drift(metric, shape):
     empty = np.zeros(shape, np.float32)
     np.testing.assert_array_equal(
         drift.row_drift(empty, empty, metric).numpy(), np.zeros(shape[0], np.float32)
@@ -73,7 +73,7 @@ def test_empty(metric, shape):
 
 
 @pytest.mark.parametrize("metric", DRIFT_METRICS)
-def test_inside_a_function_with_unknown_shapes(metric):
+def test_function_accepts_unknown_shapes(metric):
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)] * 2)
     def drift_of(current, snapshot):
         return drift.row_drift(current, snapshot, metric)
@@ -89,7 +89,7 @@ def test_inside_a_function_with_unknown_shapes(metric):
         drift_of(np.zeros(3, np.float32), np.zeros(3, np.float32))
 
 
-def test_static_shape():
+def test_static_shape_is_inferred():
     @tf.function
     def drift_of(current, snapshot):
         result = drift.row_drift(current, snapshot)
@@ -99,7 +99,7 @@ def test_static_shape():
     drift_of(tf.zeros([4, 2]), tf.ones([4, 2]))
 
 
-def test_has_no_gradient():
+def test_drift_has_no_gradient():
     current = tf.Variable([[1.0, 2.0]])
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(drift.row_drift(current, [[0.0, 0.0]]))
@@ -116,13 +116,13 @@ def test_has_no_gradient():
         (dict(current=np.zeros((2, 3))), TypeError, "Invalid `current`: dtype float64"),
     ],
 )
-def test_bad_input(arguments, error, message):
+def test_invalid_input_raises(arguments, error, message):
     good = dict(current=np.zeros((2, 3), np.float32), snapshot=np.zeros((2, 3), np.float32))
     with pytest.raises(error, match=message):
         drift.row_drift(**{**good, **arguments})
 
 
-def test_bad_input_to_the_op_itself():
+def test_op_rejects_invalid_input():
     """Input that bypasses the Python wrapper is rejected by the kernel."""
     op = _loader.library().slipstream_row_drift
     zeros = tf.zeros([2, 3])

@@ -53,7 +53,7 @@ def assert_same_tables(first, second):
             np.testing.assert_allclose(one[name], other[name], rtol=1e-6, err_msg=name)
 
 
-def test_rows_are_pulled_for_one_rank_or_more():
+def test_pull_without_ranks_raises():
     nobody = send_buffer(np.zeros((0, 2)), [], [])
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="entries for 0 ranks; expected at least 1 rank"
@@ -61,7 +61,7 @@ def test_rows_are_pulled_for_one_rank_or_more():
         exchange.pull_rows(make_tables(), nobody.sizes, nobody.keys, True, True)
 
 
-def test_what_is_collected_is_each_keys_sum():
+def test_collected_rows_are_sums_per_key():
     handles, gradients = make_tables(), gradients_of()
     got = exchange.collect_gradients(plan_of(handles), gradients, RATE)
     assert got.sizes.numpy().tolist() == [[3, 2]]
@@ -74,7 +74,7 @@ def test_what_is_collected_is_each_keys_sum():
     assert got.values.shape == (3 * 3 + 2 * 2,)
 
 
-def test_rows_collected_and_applied_are_an_update():
+def test_collecting_and_applying_equals_update():
     exchanged, updated = make_tables(), make_tables()
     for seed in range(3):
         gradients = gradients_of(seed=seed)
@@ -84,7 +84,7 @@ def test_rows_collected_and_applied_are_an_update():
     assert_same_tables(exchanged, updated)
 
 
-def test_every_key_has_one_owner_and_send_buffers_are_whole():
+def test_every_key_has_one_owner_in_send_buffer():
     keys = {"a": np.arange(200), "b": np.arange(200)}
     handles, gradients = make_tables(), gradients_of(keys)
     plan = plan_of(handles, keys)
@@ -104,7 +104,7 @@ def test_every_key_has_one_owner_and_send_buffers_are_whole():
     assert_same_tables(applied, wanted)
 
 
-def test_rows_of_one_key_are_added_before_the_rule_and_scaled():
+def test_duplicate_rows_are_summed_and_scaled_before_update():
     twice, once = make_tables(), make_tables()
     several = send_buffer([[1, 0], [1, 0]], [5, 5], [1, 2, 3, 3, 2, 1])
     exchange.apply_rows(twice, several, RATE, scale=[0.5, 7.0])
@@ -120,7 +120,7 @@ def test_rows_of_one_key_are_added_before_the_rule_and_scaled():
         ([1.0], "scale has 1 values; expected 0 or 2, a value per table"),
     ],
 )
-def test_a_scale_that_is_no_number_of_each_table_changes_nothing(scale, message):
+def test_invalid_scale_changes_nothing(scale, message):
     handles = make_tables()
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         exchange.apply_rows(handles, send_buffer([[1, 0]], [5], [1, 2, 3]), RATE, scale=scale)
@@ -128,7 +128,7 @@ def test_a_scale_that_is_no_number_of_each_table_changes_nothing(scale, message)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_squares_are_those_of_what_is_collected(ranks):
+def test_squares_equal_squared_norms_of_collected_rows(ranks):
     handles = make_tables()
     keys = {"a": np.arange(200), "b": np.arange(200)}
     got = exchange.collect_gradients(plan_of(handles, keys), gradients_of(keys), RATE, ranks)
@@ -139,7 +139,7 @@ def test_squares_are_those_of_what_is_collected(ranks):
 
 
 @pytest.mark.parametrize("create_missing", [True, False])
-def test_keys_without_a_row_get_one_or_are_counted(create_missing):
+def test_missing_rows_are_created_or_counted(create_missing):
     handles = make_tables()
     exchange.apply_rows(
         handles, send_buffer([[1, 0]], [5], [1, 1, 1]), RATE, create_missing=create_missing
@@ -149,7 +149,7 @@ def test_keys_without_a_row_get_one_or_are_counted(create_missing):
     assert table.hot_keys(handles[0], 9)[0].shape == (0,)  # No lookup happened on this table.
 
 
-def test_deferred_gradients_leave_by_an_exchange_only():
+def test_flush_keeps_exchanged_deferred_gradients():
     handles = make_tables(optimizers.SGD(RATE))
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000, is_exchanged=True)
     for handle in handles:
@@ -171,7 +171,7 @@ def test_deferred_gradients_leave_by_an_exchange_only():
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_no_inputs_and_no_rows(ranks):
+def test_empty_batch_and_empty_buffer(ranks):
     handles, keys = make_tables(), {"a": np.empty(0), "b": np.empty(0)}
     plan = plan_of(handles, keys)
     for got in (
@@ -184,7 +184,7 @@ def test_no_inputs_and_no_rows(ranks):
     assert table.statistics(handles[0]).rows == 0
 
 
-def test_gradients_that_are_not_finite_are_refused_where_they_arise_and_arrive():
+def test_nonfinite_gradients_are_refused_at_sender_and_owner():
     handles = make_tables()
     bad = [gradients_of()[0], tf.fill([4, 2], np.nan)]
     with pytest.raises(tf.errors.InvalidArgumentError, match="finite"):
@@ -196,7 +196,7 @@ def test_gradients_that_are_not_finite_are_refused_where_they_arise_and_arrive()
     assert 8 not in table.export_table(handles[0])["keys"]
 
 
-def test_gradients_that_are_not_finite_pass_where_they_may():
+def test_nonfinite_gradients_pass_if_allowed():
     handles = make_tables()
     policy = UpdatePolicy("defer", "movement", 1e9, max_age=9, max_rows=640, is_exchanged=True)
     set_policy(handles[1], policy)
@@ -226,14 +226,14 @@ def test_gradients_that_are_not_finite_pass_where_they_may():
         (send_buffer([[1, 0]], [5], [[1, 2, 3]]), r"values has shape \[1,3\]"),
     ],
 )
-def test_send_buffers_that_do_not_fit_change_nothing(bad, message):
+def test_invalid_send_buffer_changes_nothing(bad, message):
     handles = make_tables()
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         exchange.apply_rows(handles, bad, RATE)
     assert table.statistics(handles[0]).rows == 0
 
 
-def test_shapes_are_known_and_checked_when_a_graph_is_built():
+def test_shapes_are_checked_at_graph_construction():
     handles = make_tables()
 
     @tf.function
@@ -292,7 +292,7 @@ def pulled_and_stored(rule, with_summary, wire_dtype):
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
 @pytest.mark.parametrize("with_summary", [False, True])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-def test_pulled_rows_are_stored_and_slots_travel_only_if_told_to(rule, with_summary, dtype):
+def test_pulled_rows_are_stored_with_slots_only_on_request(rule, with_summary, dtype):
     wire_dtype = WIRE_DTYPES.index(dtype)
     owners, replicas, row_bytes = pulled_and_stored(rule, with_summary, wire_dtype)
     slot_bytes = 2 * (with_summary and rule.slots_per_row(1) > 0)
@@ -313,7 +313,7 @@ def test_pulled_rows_are_stored_and_slots_travel_only_if_told_to(rule, with_summ
         np.testing.assert_allclose(of_copy, minimum, rtol=2**-7)
 
 
-def test_what_travels_changes_without_a_new_trace():
+def test_wire_settings_change_without_retracing():
     handles, replicas = make_tables(), make_tables()
     exchange.apply_rows(handles, send_buffer([[2, 1]], [5, 7, 1], np.ones(8)), RATE)
     with_summary, wire_dtype = tf.Variable(False), tf.Variable(0)
@@ -344,7 +344,7 @@ def test_what_travels_changes_without_a_new_trace():
     assert len(traces) == 1
 
 
-def test_rows_that_are_as_they_start_do_not_travel():
+def test_initial_rows_are_not_sent():
     handles, replicas = make_tables(), make_tables()
     packed, routed = route(replicas, {"a": [5, 7], "b": [1]})
     message, _, row_bytes = exchange.pull_rows(handles, routed.sizes, routed.keys, True, True)
@@ -357,7 +357,7 @@ def test_rows_that_are_as_they_start_do_not_travel():
 
 
 @pytest.mark.parametrize("counts", [(9, 0), (0, 1), (8, 17), (0, 0)])
-def test_rows_of_no_table_are_stored_as_pulled_ones_are(counts):
+def test_external_rows_are_stored_like_pulled_rows(counts):
     replicas, random = make_tables(), np.random.default_rng(3)
     wanted = [
         random.normal(size=(count, config.dim)).astype(np.float32)
@@ -375,7 +375,7 @@ def test_rows_of_no_table_are_stored_as_pulled_ones_are(counts):
         np.testing.assert_array_equal(copied["rows"], values)
 
 
-def test_no_rows_are_pulled_and_stored():
+def test_empty_pull_stores_nothing():
     handles = make_tables()
     packed = features.pack({name: np.empty(0, np.int64) for name in "ab"}, SPECS)
     routed = exchange.route_keys(handles, packed, LAYOUT, ranks=3)
@@ -387,7 +387,7 @@ def test_no_rows_are_pulled_and_stored():
     assert table.statistics(handles[0]).rows == 0
 
 
-def test_rows_of_other_keys_are_not_stored():
+def test_message_that_does_not_match_request_raises():
     handles, owners = make_tables(), make_tables()
     packed, routed = route(handles, {"a": [5], "b": []})
     sizes, keys = routed.sizes, routed.keys
@@ -411,7 +411,7 @@ def test_rows_of_other_keys_are_not_stored():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("count", [0, 4])
-def test_a_lookup_of_pulled_rows_gives_what_one_of_the_rows_gives(training, count):
+def test_pulled_lookup_equals_direct_lookup(training, count):
     owners, replicas, plain = make_tables(), make_tables(), make_tables()
     for handles in (owners, plain):
         exchange.apply_rows(handles, send_buffer([[2, 1]], [5, 7, 1], np.ones(8)), RATE)
@@ -440,7 +440,7 @@ def test_a_lookup_of_pulled_rows_gives_what_one_of_the_rows_gives(training, coun
     assert (table.statistics(replicas[0]).rows > 0) == (training and count > 0)
 
 
-def test_rows_of_a_key_are_merged_at_its_owner():
+def test_rows_are_merged_at_owner_of_key():
     given = send_buffer([[2, 1], [1, 1]], [7, 5, 9, 5, 9], [1, 2, 3, 4, 5, 6, 1, 2, 7, 8, 9, 3, 4])
     dims = [config.dim for config in TABLES]
     merged = exchange.merge_rows(given, dims)

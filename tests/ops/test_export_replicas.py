@@ -29,17 +29,17 @@ def trained(steps: int = 1) -> Replicas:
     return store
 
 
-class OfReplicas(ReplicatingStore):
+class ReplicasOnlyStore(ReplicatingStore):
     """A store that contains only replicas."""
 
     def __init__(self, replicas: Replicas) -> None:
         self.tables, self._replicas = replicas.tables, replicas
 
 
-def test_replicas_are_exported_without_values() -> None:
+def test_replica_export_has_no_values() -> None:
     store = trained()
     whole = store.export_table("t", flush=False)
-    found = OfReplicas(store).export_copies("t")
+    found = ReplicasOnlyStore(store).export_copies("t")
     np.testing.assert_array_equal(found.pop("marks"), FLAGS)
     assert set(whole) - set(found) == {"rows", "slots"} and len(found["last_used"]) == KEYS.size
     for name, values in found.items():
@@ -47,8 +47,8 @@ def test_replicas_are_exported_without_values() -> None:
 
 
 @pytest.mark.parametrize("takes_flags", [True, False])
-def test_they_come_back_with_their_flags_or_those_of_now(takes_flags: bool) -> None:
-    old, new = OfReplicas(trained()), OfReplicas(trained(3))
+def test_import_restores_saved_or_current_flags(takes_flags: bool) -> None:
+    old, new = ReplicasOnlyStore(trained()), ReplicasOnlyStore(trained(3))
     new._replicas.set_row_flags("t", KEYS[:2], np.array([SATURATED, 0], np.uint8))
     new.import_copies("t", old.export_copies("t"), takes_flags)
     now = FLAGS if takes_flags else np.array([SATURATED, 0, 0, 0, 0])
@@ -60,14 +60,14 @@ def test_they_come_back_with_their_flags_or_those_of_now(takes_flags: bool) -> N
         np.testing.assert_array_equal(values, whole[name], name)
 
 
-def test_rows_on_a_disk_are_refused(tmp_path) -> None:
+def test_spilled_rows_are_refused(tmp_path) -> None:
     storage = Storage(memory=1 << 20, spill=tmp_path)
     store = NativeStore([Table("t", 4, storage=storage)], Adagrad(0.5))
     with pytest.raises(tf.errors.InvalidArgumentError, match="'t' spills rows to disk"):
         table_ops.export_replicas(store._handle_of("t"))
 
 
-def test_a_table_without_eviction_has_no_times_of_use() -> None:
+def test_table_without_eviction_has_no_access_times() -> None:
     store = NativeStore([Table("t", 4, retention=Retention(8))], Adagrad(0.5))
     store.write_rows("t", KEYS, np.ones((KEYS.size, 4), np.float32))
     found = table_ops.export_replicas(store._handle_of("t"))

@@ -59,7 +59,7 @@ def test_few_keys_are_counted_exactly(device, seed, k):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_hottest_of_many(device):
+def test_hottest_keys_are_found_among_many(device):
     rng = np.random.default_rng(0)
     sketch, exact = HotKeySketch(4096, device), collections.Counter()
     for _ in range(20):
@@ -75,7 +75,7 @@ def test_the_hottest_of_many(device):
     assert (np.diff(counts) <= 0).all()
 
 
-def test_decays_round_down_to_a_256th():
+def test_decay_rounds_down_to_multiple_of_1_256():
     sketch = HotKeySketch(2)
     count(sketch, [5])
     for factor, expected in ((1.0, 1.0), (0.3, 76 / 256), (0.5, 38 / 256), (0.0, 0.0)):
@@ -86,7 +86,7 @@ def test_decays_round_down_to_a_256th():
         sketch.decay(1.5)
 
 
-def test_counting_in_a_graph_retraces_nothing():
+def test_counting_in_graph_does_not_retrace():
     sketch, traces = HotKeySketch(64), []
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
@@ -100,7 +100,7 @@ def test_counting_in_a_graph_retraces_nothing():
     assert sketch.hottest(5)[0].tolist() == [2, 1] and len(traces) == 1
 
 
-def test_empty():
+def test_empty_batch_counts_nothing():
     sketch = HotKeySketch(2)
     count(sketch, [])
     keys, counts = sketch.hottest(4)
@@ -108,7 +108,7 @@ def test_empty():
     assert sketch.accesses(tf.constant([], tf.int64)).shape == (0,)
 
 
-def test_the_lowest_key_is_counted_but_not_found():
+def test_lowest_key_is_counted_but_not_listed():
     sketch = HotKeySketch(1024)
     count(sketch, [LOWEST, LOWEST, 3])
     assert sketch.accesses(tf.constant([LOWEST], tf.int64)).numpy() == 2.0
@@ -116,7 +116,7 @@ def test_the_lowest_key_is_counted_but_not_found():
 
 
 @pytest.mark.parametrize("width", [1, 2**30 + 1, 2.5])
-def test_bad_width(width):
+def test_invalid_width_raises(width):
     with pytest.raises(ValueError, match="`width`"):
         HotKeySketch(width)
     for log2_width in (0, 31):
@@ -127,7 +127,7 @@ def test_bad_width(width):
 @pytest.mark.parametrize(
     ("keys", "counts"), [([[1]], [[True]]), (1, True), ([1, 2], [True]), ([1], [[True]])]
 )
-def test_bad_keys(keys, counts):
+def test_invalid_keys_raise(keys, counts):
     sketch = HotKeySketch(16)
     with pytest.raises(BAD, match=r"expected|rank|Shapes|Dimension"):
         sketch.count(tf.constant(keys, tf.int64), tf.constant(counts))
@@ -137,14 +137,14 @@ def test_bad_keys(keys, counts):
 
 
 @pytest.mark.parametrize("factor", [-0.1, 1.1, np.nan, [0.5]])
-def test_bad_factor(factor):
+def test_invalid_factor_raises(factor):
     with pytest.raises(BAD, match=r"factor.*expected|rank"):
         _loader.library().slipstream_decay_accesses(
             handle=HotKeySketch(2).handle, factor=tf.constant(factor, tf.float64)
         )
 
 
-def test_handle_of_something_else():
+def test_handle_of_other_resource_raises():
     sketch = HotKeySketch(2)
     sketch.handle = tf.Variable(1.0).handle
     keys = tf.constant([1], tf.int64)
@@ -158,7 +158,7 @@ def test_handle_of_something_else():
             call()
 
 
-def test_resource_dies_with_its_last_handle():
+def test_resource_is_freed_with_last_handle():
     handle = weakref.ref(HotKeySketch(2).handle)
     gc.collect()
     assert handle() is None

@@ -48,7 +48,9 @@ def deferred() -> dict[str, Any]:
         ("steps", 0, -1, "are -1 updates"),
     ],
 )
-def test_tables(column: str, place: Any, value: Any, message: str) -> None:
+def test_import_table_rejects_invalid_values(
+    column: str, place: Any, value: Any, message: str
+) -> None:
     table = Table("t", 2, retention=Retention(9, eviction="lru"))
     store = NativeStore([table], optimizers.Adagrad(0.1))
     store.import_table("t", contents())
@@ -67,7 +69,9 @@ def test_tables(column: str, place: Any, value: Any, message: str) -> None:
         ("ages", 0, 1 << 62, r"ages\[0\] .* key 3 is 4611686018427387904"),
     ],
 )
-def test_pending(column: str, place: Any, value: Any, message: str) -> None:
+def test_import_deferred_rejects_invalid_values(
+    column: str, place: Any, value: Any, message: str
+) -> None:
     store = NativeStore([Table("t", 2)], optimizers.Adagrad(0.1))
     store.import_table("t", {**contents(), "last_used": np.empty(0, np.int64)})
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=99, max_rows=99))
@@ -79,7 +83,7 @@ def test_pending(column: str, place: Any, value: Any, message: str) -> None:
     assert np.isfinite(store.export_deferred("t")["sums"]).all()
 
 
-def test_deferred_gradients_and_variables() -> None:
+def test_buffer_rejects_invalid_values() -> None:
     buffer = DeferredGradients(2)
     keys, ages = np.array([3, 8]), np.array([1, 0])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"sums\[1\] for key 8 contains nan"):
@@ -95,7 +99,7 @@ def test_deferred_gradients_and_variables() -> None:
     assert not store.export_table("t", flush=False)["rows"].any()
 
 
-def test_sums_on_their_way_out_are_told() -> None:
+def test_export_marks_sums_being_flushed() -> None:
     store = VariableStore({"t": tf.Variable(tf.zeros([9, 2]))})
     store.set_update_policy("t", UpdatePolicy("defer", trigger="interval", max_age=9, max_rows=9))
     store.import_deferred("t", deferred())

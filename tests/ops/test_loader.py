@@ -38,7 +38,7 @@ def stamp_with(version: str) -> bytes:
     return b"slipstream-build:tf=" + version.encode() + b";"
 
 
-def test_stamp_is_that_of_the_installed_tensorflow():
+def test_stamp_matches_installed_tensorflow():
     info = _loader.build_info()
     assert info.path == _loader.library_path()
     assert re.match(r"\d+\.\d+\.\d+", tf.__version__).group() == info.tensorflow
@@ -46,7 +46,7 @@ def test_stamp_is_that_of_the_installed_tensorflow():
     assert info.cxx11_abi is bool(tf.sysconfig.CXX11_ABI_FLAG)
 
 
-def test_another_abi_is_an_import_error(copied_library):
+def test_different_abi_raises_import_error(copied_library):
     built = int(_loader.build_info().cxx11_abi)
     texts = [f"cxx11abi={abi};".encode() for abi in (built, 1 - built)]
     path = copied_library(*texts)
@@ -66,7 +66,7 @@ def test_library_is_loaded_once():
     assert callable(results[0].slipstream_row_drift)
 
 
-def test_another_minor_release_is_an_import_error(copied_library):
+def test_different_minor_release_raises_import_error(copied_library):
     built = _loader.build_info().tensorflow
     major, minor, patch = built.split(".")
     other = f"{major}.{int(minor) - 1:0{len(minor)}}.{patch}"
@@ -80,7 +80,7 @@ def test_another_minor_release_is_an_import_error(copied_library):
     assert "pip install --force-reinstall --no-deps ." in message
 
 
-def test_another_patch_release_is_accepted(copied_library):
+def test_different_patch_release_is_accepted(copied_library):
     """Runs in a child, because a process cannot load ops twice."""
     built = _loader.build_info().tensorflow
     major, minor, patch = built.split(".")
@@ -92,7 +92,7 @@ def test_another_patch_release_is_accepted(copied_library):
     subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, check=True)
 
 
-def test_missing_library(monkeypatch, tmp_path):
+def test_missing_library_raises(monkeypatch, tmp_path):
     monkeypatch.delenv(_loader.OVERRIDE, raising=False)
     monkeypatch.setattr(_loader, "_INSTALLED", str(tmp_path / "_slipstream_ops.so"))
     with pytest.raises(ImportError, match=r"No such file.*'pip install \.'"):
@@ -101,7 +101,7 @@ def test_missing_library(monkeypatch, tmp_path):
         _loader._load(_loader.library_path())
 
 
-def test_override(monkeypatch, tmp_path, copied_library):
+def test_environment_variable_overrides_library_path(monkeypatch, tmp_path, copied_library):
     path = copied_library()
     monkeypatch.setenv(_loader.OVERRIDE, path)
     assert _loader.build_info().path == path
@@ -111,14 +111,14 @@ def test_override(monkeypatch, tmp_path, copied_library):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF no stamp in here"])
-def test_a_file_without_a_stamp(tmp_path, content):
+def test_library_without_stamp_raises(tmp_path, content):
     path = tmp_path / "other.so"
     path.write_bytes(content)
     with pytest.raises(ImportError, match=r"no build stamp.*--force-reinstall"):
         _loader.build_info(str(path))
 
 
-def test_a_damaged_library(tmp_path):
+def test_damaged_library_raises(tmp_path):
     path = tmp_path / "damaged.so"
     built = _loader.build_info()
     rest = f"cuda=0;cxx11abi={int(built.cxx11_abi)};".encode()
@@ -134,7 +134,7 @@ def test_nothing_is_loaded_before_the_first_op():
     subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, check=True)
 
 
-class TestWheel:
+class TestWheelLibraries:
     """A wheel contains one library per supported minor release of TensorFlow."""
 
     @pytest.fixture
@@ -154,20 +154,20 @@ class TestWheel:
 
         return make
 
-    def test_the_one_for_this_tensorflow_is_loaded(self, of_wheel):
+    def test_library_for_installed_tensorflow_is_loaded(self, of_wheel):
         own = of_wheel(*_loader._minor(tf.__version__))
         of_wheel(2, 9)
         of_wheel(99, 0)
         assert _loader.library_path() == own
 
-    def test_it_is_found_without_a_tensorflow_that_can_be_imported(self, of_wheel, monkeypatch):
+    def test_library_is_found_without_importing_tensorflow(self, of_wheel, monkeypatch):
         own = of_wheel(2, 9)
         newest = of_wheel(2, 10)
         monkeypatch.setitem(sys.modules, "tensorflow", None)
         assert _loader.library_path("2.9.3") == own
         assert _loader.library_path("0") == newest
 
-    def test_another_tensorflow_is_told_which_there_are(self, of_wheel, monkeypatch):
+    def test_unsupported_tensorflow_error_lists_supported_releases(self, of_wheel, monkeypatch):
         of_wheel(2, 9)
         newest = of_wheel(2, 10)
         monkeypatch.setattr(tf, "__version__", "2.11.0")

@@ -76,14 +76,14 @@ def test_statistics_equal_numpy(is_weighted):
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_label_has_no_auc(label):
+def test_auc_is_undefined_for_single_label(label):
     classifier = make()
     classifier.record_losses([0.1, 2.0], [label, label], None)
     found = classifier.take_loss_statistics()
     assert found.auc is None and found.mean_loss == pytest.approx(1.05)
 
 
-def test_perfect_and_constant_predictions():
+def test_auc_of_perfect_and_constant_predictions():
     classifier = make()
     classifier.record_losses([1e-3, 1e-3, 2e-3], [0, 1, 1], None)
     assert classifier.take_loss_statistics().auc == 1.0
@@ -92,7 +92,7 @@ def test_perfect_and_constant_predictions():
     assert classifier.take_loss_statistics().auc == 0.5
 
 
-def test_losses_that_are_not_finite_are_counted_and_left_out():
+def test_nonfinite_losses_are_counted_and_excluded():
     classifier = make()
     classifier.record_losses([np.nan, np.inf, 0.25], [0, 1, 1], [True, True, True])
     found = classifier.take_loss_statistics()
@@ -100,7 +100,7 @@ def test_losses_that_are_not_finite_are_counted_and_left_out():
     assert found.mean_loss == 0.25
 
 
-def test_graph_mode_and_an_empty_batch():
+def test_graph_mode_accepts_empty_batch():
     classifier = make()
 
     @tf.function
@@ -122,13 +122,13 @@ def test_graph_mode_and_an_empty_batch():
         ([[0.5]], [[0.0]], None),
     ],
 )
-def test_lengths_that_differ(arguments):
+def test_different_lengths_raise(arguments):
     classifier = make()
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=r"shape|rank"):
         classifier.record_losses(*arguments)
     assert classifier.take_loss_statistics().weight == 0
 
 
-def test_no_losses_at_all():
+def test_statistics_without_losses_are_empty():
     nothing = LossStatistics.from_sums(np.zeros(6), np.zeros((2, BINS)))
     assert nothing.mean_loss is nothing.mean_squared_residual is nothing.auc is None

@@ -133,7 +133,7 @@ def assert_op_equals_the_definition(keys, rows, masked, dtype=np.int64, device="
     shape=st.sampled_from([(), (1,), (3,), (2, 2), (0,)]),
     seed=st.integers(0, 2**31),
 )
-def test_the_op_equals_the_definition(device, keys, masked, shape, seed):
+def test_op_equals_definition(device, keys, masked, shape, seed):
     values = np.random.default_rng(seed).normal(size=(len(keys), *shape)).astype(np.float32)
     assert_op_equals_the_definition(keys, values, masked, device=device)
     if all(abs(key) < 100 for key in keys):
@@ -147,7 +147,7 @@ def test_the_op_equals_the_definition(device, keys, masked, shape, seed):
     masked=st.lists(KEYS, max_size=10, unique=True),
     seed=st.integers(0, 2**31),
 )
-def test_tables_equal_the_definition(table, keys, masked, seed):
+def test_tables_equal_definition(table, keys, masked, seed):
     keys, masked = np.array(keys, np.int64), np.array(masked, np.int64)
     rng, shape = np.random.default_rng(seed), (keys.size, DIM)
     if table == "native":
@@ -168,7 +168,7 @@ def test_tables_equal_the_definition(table, keys, masked, seed):
 @pytest.mark.parametrize(
     "rows, shape", [(60_000, (5,)), (40_000, (2, 3)), (1, (2, 3)), (0, (2, 3))]
 )
-def test_many_rows_shared_among_threads(device, dtype, rows, shape):
+def test_threaded_masking_equals_definition(device, dtype, rows, shape):
     rng = np.random.default_rng(0)
     keys = np.minimum(rng.zipf(1.3, rows), 3_000_000).astype(dtype)
     scale = 10.0 ** rng.integers(-3, 4, (rows, *[1] * len(shape)))
@@ -181,7 +181,7 @@ def test_many_rows_shared_among_threads(device, dtype, rows, shape):
 @pytest.mark.parametrize("different_keys", [1, 5, 4000])
 @pytest.mark.parametrize("dim", [0, 1, 3, 16, 33])
 @pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 5000])
-def test_sizes_of_rows(device, rows, dim, different_keys):
+def test_all_row_sizes_equal_definition(device, rows, dim, different_keys):
     rng = np.random.default_rng(rows + dim)
     keys = rng.integers(0, different_keys, rows) - different_keys // 3
     values = rng.normal(size=(rows, dim)) * 10.0 ** rng.integers(-3, 4, (rows, 1))
@@ -192,14 +192,14 @@ def test_sizes_of_rows(device, rows, dim, different_keys):
 
 @pytest.mark.parametrize("deduplicate", [True, False])
 @pytest.mark.parametrize("masked", [[], [1, 2]])
-def test_empty(deduplicate, masked):
+def test_empty_gradients_return_empty_result(deduplicate, masked):
     nothing = slices([], np.zeros((0, 3)), dense_shape=[9, 3])
     result = mask.mask_gradients(nothing, key_set(masked), deduplicate)
     assert result.slices.values.shape == (0, 3) and result.slices.indices.shape == (0,)
     assert int(result.masked) == int(result.offered) == 0
 
 
-def test_everything_masked():
+def test_all_rows_masked_returns_no_rows():
     result = mask.mask_gradients(slices([1, 2, 1], np.ones((3, 2))), key_set([2, 1]))
     assert result.slices.values.shape == (0, 2)
     assert (int(result.masked), int(result.offered)) == (2, 2)
@@ -215,14 +215,14 @@ def test_dense_shape_is_kept():
 
 
 @pytest.mark.parametrize("keys", [[], [-3, 0, 5], [0, 0, 5], [5, 0, 7]], ids=str)
-def test_keys_that_ascend_each_once_stay_as_they_are(keys):
+def test_sorted_unique_keys_are_unchanged(keys):
     values = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
     keys = np.array(keys, np.int64)
     found = mask_by_op(keys, values, [])
     assert_same(found, sum_and_mask(keys, values, []))
 
 
-def test_rows_left_out_are_not_looked_at_and_others_are_passed_on():
+def test_nonfinite_values_are_ignored_in_masked_rows_only():
     values = np.float32([[np.nan], [np.inf], [1.0], [-np.inf]])
     result = mask.mask_gradients(slices([0, 1, 2, 1], values), key_set([0]))
     np.testing.assert_array_equal(result.slices.values, np.float32([[np.nan], [1.0]]))
@@ -230,7 +230,7 @@ def test_rows_left_out_are_not_looked_at_and_others_are_passed_on():
     np.testing.assert_array_equal(result.slices.values, [[1.0]])
 
 
-def test_set_is_read_at_run_time_without_retracing():
+def test_key_set_change_does_not_retrace():
     masked = mask.KeySet()
     traces = []
 
@@ -254,7 +254,7 @@ def test_set_is_read_at_run_time_without_retracing():
         kept(keys[:, None], values)
 
 
-def test_assign_in_a_function_takes_effect_in_order():
+def test_assign_in_function_takes_effect_in_order():
     masked = mask.KeySet()
 
     @tf.function
@@ -268,7 +268,7 @@ def test_assign_in_a_function_takes_effect_in_order():
     assert list(first) == [2] and list(second) == [1]
 
 
-def test_static_shapes():
+def test_static_shapes_are_inferred():
     @tf.function
     def kept(keys, values):
         result = mask.mask_gradients(tf.IndexedSlices(values, keys), key_set([]))
@@ -280,7 +280,7 @@ def test_static_shapes():
     kept(tf.constant([1, 2]), tf.ones([2, 2, 3]))
 
 
-def test_has_no_gradient():
+def test_masking_has_no_gradient():
     values = tf.Variable([[1.0, 2.0]])
     with tf.GradientTape() as tape:
         kept = mask.mask_gradients(tf.IndexedSlices(values * 1.0, tf.constant([0])), key_set([]))
@@ -288,7 +288,7 @@ def test_has_no_gradient():
     assert tape.gradient(total, values) is None
 
 
-def test_resource_dies_with_its_last_handle():
+def test_resource_is_freed_with_last_handle():
     handle = weakref.ref(mask.KeySet().handle)
     gc.collect()
     assert handle() is None
@@ -321,13 +321,13 @@ def test_resource_dies_with_its_last_handle():
         (tf.IndexedSlices(tf.ones([]), tf.constant([0])), ValueError, r"values of shape \(\)"),
     ],
 )
-def test_bad_gradients(gradients, error, message):
+def test_invalid_gradients_raise(gradients, error, message):
     with pytest.raises(error, match=message):
         mask.mask_gradients(gradients, key_set([]))
 
 
 @pytest.mark.parametrize("keys", [[[1]], 1])
-def test_bad_keys(keys):
+def test_invalid_keys_raise(keys):
     masked = key_set([1])
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"expected \[n\]|rank"):
         masked.assign(keys)
@@ -337,7 +337,7 @@ def test_bad_keys(keys):
         masked.assign([1.5])
 
 
-def test_handle_of_something_else():
+def test_handle_of_other_resource_raises():
     masked = key_set([])
     masked.handle = tf.Variable(1.0).handle
     with pytest.raises(tf.errors.OpError):

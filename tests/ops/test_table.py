@@ -64,7 +64,7 @@ bags_strategy = st.lists(
 @given(
     bags=bags_strategy, combiner=st.sampled_from(["sum", "mean", "sqrtn"]), weighted=st.booleans()
 )
-def test_ragged_and_padded_bags_pool_as_numpy_does(bags, combiner, weighted):
+def test_ragged_and_padded_bags_equal_numpy(bags, combiner, weighted):
     store = make_store()
     keys = [[k for k, _ in bag] for bag in bags]
     weights = [[w if weighted else 1.0 for _, w in bag] for bag in bags]
@@ -84,7 +84,7 @@ def test_ragged_and_padded_bags_pool_as_numpy_does(bags, combiner, weighted):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_matrix_of_keys_reads_a_column_per_feature(stacked):
+def test_key_matrix_has_one_feature_per_column(stacked):
     store = make_store(dims=(3, 3))
     specs = [FeatureSpec("a", "t0"), FeatureSpec("b", "t1"), FeatureSpec("c", "t0")]
     keys = np.array([[1, 2, 3], [4, 2, 1]])
@@ -164,7 +164,7 @@ def test_rules_sum_duplicates_then_update_once(optimizer):
     assert exported["steps"].tolist() == [5, 5]
 
 
-def test_gradients_of_bags_carry_weight_and_combiner():
+def test_bag_gradients_include_weight_and_combiner():
     store = make_store((2,))
     specs = one_table("mean")
     before = {k: row_of(store, "t0", k) for k in (1, 2)}
@@ -204,7 +204,7 @@ def test_access_counts_are_exact_and_decay(batches, factor):
         assert list(zip(keys.tolist(), values.tolist(), strict=True)) == by_key
 
 
-def test_statistics_tell_size_and_load():
+def test_statistics_report_size_and_load():
     store = make_store()
     assert store.statistics("t0").rows == store.statistics("t0").index_places == 0
     for count in (100, 20_000):
@@ -216,7 +216,7 @@ def test_statistics_tell_size_and_load():
         assert found.allocated_bytes >= found.rows * 4 * 4 + found.index_places * 16
 
 
-def test_measure_reads_rows_and_how_far_they_came():
+def test_measure_returns_rows_and_drifts():
     store = make_store()
     _, plan = lookup(store, {"f": [1, 2]}, one_table())
     snapshot, _ = store.gather("t0", [1, 2, 3])
@@ -229,13 +229,13 @@ def test_measure_reads_rows_and_how_far_they_came():
 
 
 @pytest.mark.parametrize("metric", ["linf", "l2"])
-def test_measure_of_no_keys_is_empty(metric):
+def test_measure_without_keys_is_empty(metric):
     store = make_store()
     rows, found, drift = store.measure("t0", np.empty(0, np.int64), tf.zeros([0, 4]), metric)
     assert (rows.shape, found.shape, drift.shape) == ((0, 4), (0,), (0,))
 
 
-def test_measure_names_what_does_not_fit():
+def test_measure_rejects_invalid_arguments():
     store = make_store()
     with pytest.raises(tf.errors.InvalidArgumentError, match="keys of table 't0' has shape"):
         store.measure("t0", [[1, 2]], tf.zeros([2, 4]), "linf")
@@ -264,7 +264,7 @@ def test_bounded_table_stays_within_its_capacity(eviction):
         lookup(store, {"f": np.arange(51)}, one_table())
 
 
-def test_export_and_import_give_back_everything():
+def test_export_and_import_round_trip():
     rule = optimizers.Adam(0.05)
     first, second = make_store(optimizer=rule), make_store(optimizer=rule)
 
@@ -287,7 +287,7 @@ def test_export_and_import_give_back_everything():
         second.import_table("t0", {k: v for k, v in saved.items() if k != "slots"})
 
 
-def test_runs_inside_a_function_of_any_batch_size_without_retracing():
+def test_function_accepts_any_batch_size_without_retracing():
     store = make_store()
     specs = one_table()
     traces = []
@@ -348,7 +348,7 @@ def bad_inputs():
 
 @pytest.mark.parametrize("case", bad_inputs(), ids=lambda case: case[0])
 @pytest.mark.parametrize("training", [True, False])
-def test_bad_input_is_a_clear_error(case, training):
+def test_invalid_input_raises_clear_error(case, training):
     _, inputs, weights, error, message = case
     store = make_store()
     with pytest.raises(error, match=message):
@@ -356,7 +356,7 @@ def test_bad_input_is_a_clear_error(case, training):
     assert store.size("t0") == 0
 
 
-def test_features_of_different_batch_sizes_are_refused():
+def test_different_batch_sizes_raise():
     store = make_store()
     specs = [FeatureSpec("f", "t0"), FeatureSpec("g", "t0")]
     inputs = {"f": np.arange(3), "g": np.arange(4)}
@@ -366,7 +366,7 @@ def test_features_of_different_batch_sizes_are_refused():
         lookup(store, inputs, specs)
 
 
-def test_nan_gradient_names_its_place_and_changes_nothing():
+def test_nan_gradient_error_names_position_and_changes_nothing():
     store = make_store()
     _, plan = lookup(store, {"f": np.array([5, 6])}, one_table())
     before = store.export_table("t0")["rows"]
@@ -381,7 +381,7 @@ def test_nan_gradient_names_its_place_and_changes_nothing():
         store.apply_gradients(plan, [tf.ones([2, 3])])
 
 
-def test_unknown_tables_are_named():
+def test_unknown_table_error_names_table():
     store = make_store()
     with pytest.raises(ValueError, match=r"'x'.*'t0'"):
         lookup(store, {"f": np.array([1])}, [FeatureSpec("f", "x")])
@@ -439,7 +439,7 @@ def test_rows_and_updates_do_not_depend_on_threads(tmp_path):
         ({"padding_keys": [0] * 3}, "padding_keys has 3 entries"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused_without_a_graph(is_training, changes, message):
+def test_invalid_layout_raises_in_eager_mode(is_training, changes, message):
     """Eager calls skip the shape functions, which reject this layout in graphs."""
     library = _loader.library()
     op = library.SlipstreamLookup if is_training else library.SlipstreamEvaluationLookup
@@ -455,7 +455,7 @@ def test_a_layout_that_does_not_fit_is_refused_without_a_graph(is_training, chan
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_handle_must_be_a_scalar_in_graphs_that_do_not_know(count):
+def test_nonscalar_handle_of_unknown_shape_raises(count):
     """Otherwise TensorFlow would read the first element of an empty tensor."""
     library = _loader.library()
     handle = library.SlipstreamTable(table_name="t", dim=2)

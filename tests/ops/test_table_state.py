@@ -32,7 +32,7 @@ def step(store: NativeStore, keys: list[int], gradient: float) -> None:
     store.apply_gradients(plan, [tf.fill(pooled[0].shape, gradient)])
 
 
-def test_sums_ages_and_rows_against_numpy() -> None:
+def test_sums_ages_and_rows_equal_numpy() -> None:
     store = make_store()
     expected: dict[int, list[float]] = {}
     steps = [([1, 2, 2], 1.0), ([2, 5], 0.25), ([9, 1], -3.0)]
@@ -64,7 +64,7 @@ def test_sums_ages_and_rows_against_numpy() -> None:
     np.testing.assert_allclose(flushed["rows"][:, 0], -0.5 * totals)
 
 
-def test_nothing_deferred_and_no_keys() -> None:
+def test_empty_state_round_trip() -> None:
     store = make_store()
     deferred = store.export_deferred("t")
     assert deferred["keys"].shape == (0,) and deferred["sums"].shape == (0, 2)
@@ -83,7 +83,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_sums_are_refused_and_nothing_changes(what: str) -> None:
+def test_invalid_sums_raise_and_change_nothing(what: str) -> None:
     changes, message = BAD[what]
     store = make_store()
     step(store, [1], 2.0)
@@ -93,7 +93,7 @@ def test_bad_sums_are_refused_and_nothing_changes(what: str) -> None:
     np.testing.assert_array_equal(store.export_deferred("t")["sums"], deferred["sums"])
 
 
-def test_arrays_that_are_missing_or_unknown() -> None:
+def test_missing_and_unknown_arrays_raise() -> None:
     with pytest.raises(ValueError, match=r"Invalid `contents`: arrays .* for import_deferred"):
         make_store().import_deferred("t", {"keys": [1]})
     classifier = InputClassifier(["t"])
@@ -101,7 +101,7 @@ def test_arrays_that_are_missing_or_unknown() -> None:
         classifier.import_window({"keys": [1]})
 
 
-def test_a_policy_that_holds_nothing_takes_no_sums() -> None:
+def test_import_of_sums_requires_deferring_policy() -> None:
     store = make_store()
     step(store, [1], 2.0)
     other = make_store(UpdatePolicy())
@@ -109,7 +109,7 @@ def test_a_policy_that_holds_nothing_takes_no_sums() -> None:
         other.import_deferred("t", store.export_deferred("t"))
 
 
-def test_flags_of_rows() -> None:
+def test_row_flags_are_set_and_read() -> None:
     store = make_store(UpdatePolicy())
     step(store, [1, 2, 3], 1.0)
     store.set_row_flags("t", [1, 2, 7], [SATURATED, 0, SATURATED])
@@ -133,7 +133,7 @@ def feed(found: InputClassifier, begin: int, end: int) -> None:
 
 @pytest.mark.parametrize("mode", ["random", "drift"])
 @pytest.mark.parametrize("steps", [0, 1, 3, 12])
-def test_a_window_goes_on_as_if_never_stopped(mode: str, steps: int) -> None:
+def test_window_continues_identically_after_restore(mode: str, steps: int) -> None:
     one = classifier()
     one.configure(mode, threshold=0.5, random_fraction=0.5)
     feed(one, 0, steps)
@@ -161,7 +161,7 @@ BAD_WINDOWS: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD_WINDOWS)
-def test_a_bad_window_is_refused_and_nothing_changes(what: str) -> None:
+def test_invalid_window_raises_and_changes_nothing(what: str) -> None:
     name, value, message = BAD_WINDOWS[what]
     found = classifier()
     feed(found, 0, 3)

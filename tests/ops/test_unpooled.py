@@ -58,7 +58,7 @@ bags = st.lists(st.integers(0, 6), max_size=4)
     is_graph=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_rows_and_updates_equal_the_reference(batch, is_graph, seed):
+def test_rows_and_updates_equal_reference(batch, is_graph, seed):
     store = make_store()
     seen, bag, bought = ([example[part] for example in batch] for part in range(3))
     inputs = {"seen": padded(seen, 5), "bag": ragged(bag), "bought": ragged(bought)}
@@ -100,7 +100,7 @@ def test_rows_and_updates_equal_the_reference(batch, is_graph, seed):
     assert contents["counts"].tolist() == [used.count(key) for key in sorted(set(used))]
 
 
-def test_a_feature_of_single_keys_is_that_pooled_one_bit_for_bit():
+def test_unpooled_single_keys_equal_pooled_bitwise():
     keys = {"x": np.array([3, PADDING, 5, 3])}
     found = []
     for combiner in ("sum", None):
@@ -111,7 +111,7 @@ def test_a_feature_of_single_keys_is_that_pooled_one_bit_for_bit():
     assert found[0] == found[1]
 
 
-def test_weights_scale_the_rows_and_their_gradients():
+def test_weights_scale_rows_and_gradients():
     store, specs = make_store(), [FeatureSpec("x", "t", None)]
     before = rows_of(store, [1, 2])
     weights = {"x": np.array([[2.0, 3.0, 9.0]])}
@@ -124,7 +124,7 @@ def test_weights_scale_the_rows_and_their_gradients():
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_shapes_are_known_in_graphs(is_training):
+def test_graph_shapes_are_inferred(is_training):
     store = make_store()
 
     @tf.function(
@@ -142,7 +142,7 @@ def test_shapes_are_known_in_graphs(is_training):
     shapes.get_concrete_function()
 
 
-def test_no_examples():
+def test_empty_batch_returns_empty_rows():
     store = make_store()
     inputs = {"seen": np.zeros((0, 5), int), "bag": ragged([]), "bought": ragged([])}
     rows, plan = store.lookup(features.pack(inputs, SPECS), training=True)
@@ -151,7 +151,7 @@ def test_no_examples():
     assert store.size("t") == 0
 
 
-def test_gradients_of_another_shape_are_refused():
+def test_gradients_of_wrong_shape_raise():
     store = make_store()
     inputs = {"seen": padded([[1]], 5), "bag": ragged([[1]]), "bought": ragged([[1, 2]])}
     rows, plan = store.lookup(features.pack(inputs, SPECS), training=True)
@@ -167,7 +167,7 @@ def test_gradients_of_another_shape_are_refused():
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_stacked_needs_combiners(is_training):
+def test_stacked_requires_combiners(is_training):
     library = _loader.library()
     op = library.SlipstreamLookup if is_training else library.SlipstreamEvaluationLookup
     packed = features.pack({"seen": np.array([1])}, SPECS[:1])
@@ -178,7 +178,7 @@ def test_stacked_needs_combiners(is_training):
         op(handles=make_store()._handles, combiners=["none"], **layout, **packed.arguments())
 
 
-def test_simulated_ranks_split_the_keys_of_a_batch():
+def test_simulated_ranks_split_keys_of_batch():
     """Two simulated ranks defer the gradients of half of the examples each."""
     store, specs = make_store(), [FeatureSpec("x", "t", None)]
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1 << 20, ranks=2)

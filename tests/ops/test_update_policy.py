@@ -80,7 +80,7 @@ def test_no_gradient_is_lost(steps, movement, max_age, max_rows, ranks, trigger)
     assert counts.deferred + counts.sent >= counts.offered
 
 
-def test_an_export_and_an_evaluation_see_every_gradient():
+def test_export_and_evaluation_include_deferred_gradients():
     store = make_store()
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     before = rows_of(store, [7])
@@ -97,7 +97,7 @@ def test_an_export_and_an_evaluation_see_every_gradient():
     assert store.update_counts("t").flushed == 2
 
 
-def test_an_import_forgets_the_sums_of_the_rows_it_replaces():
+def test_import_drops_sums_of_replaced_rows():
     store = make_store()
     train(store, [7], np.ones((1, DIM)))
     saved = store.export_table("t")
@@ -109,7 +109,7 @@ def test_an_import_forgets_the_sums_of_the_rows_it_replaces():
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
-def test_masked_rows_and_their_slots_stay(rule):
+def test_masked_rows_and_slots_are_unchanged(rule):
     store = make_store(rule)
     train(store, [1, 2], np.ones((2, DIM)))
     store.set_update_policy("t", UpdatePolicy("mask"))
@@ -123,7 +123,7 @@ def test_masked_rows_and_their_slots_stay(rule):
     assert (counts.offered, counts.sent, counts.masked) == (4, 3, 1)
 
 
-def test_a_change_of_mode_applies_what_was_deferred():
+def test_mode_change_applies_deferred_gradients():
     store = make_store()
     before = rows_of(store, [1])
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
@@ -132,7 +132,7 @@ def test_a_change_of_mode_applies_what_was_deferred():
     np.testing.assert_allclose(rows_of(store, [1]), before - RATE, rtol=1e-6)
 
 
-def test_a_change_of_numbers_goes_on_holding():
+def test_limit_change_keeps_deferred_gradients():
     store = make_store()
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=1000))
     train(store, [1], np.ones((1, DIM)))
@@ -140,13 +140,13 @@ def test_a_change_of_numbers_goes_on_holding():
     assert store.update_counts("t").deferred_now == 1
 
 
-def test_empty_marks_and_keys():
+def test_empty_flags_and_keys_are_accepted():
     store = make_store()
     store.set_row_flags("t", np.empty(0, np.int64), np.empty(0, np.uint8))
     assert store.row_flags("t", np.empty(0, np.int64)).shape == (0,)
 
 
-def test_bytes_of_deferred_gradients_stay_within_what_is_said():
+def test_deferred_gradients_use_documented_bytes():
     store = make_store()
     store.set_update_policy("t", UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=10**6))
     train(store, np.arange(5000), np.ones((5000, DIM)))
@@ -157,7 +157,7 @@ def test_bytes_of_deferred_gradients_stay_within_what_is_said():
 
 @pytest.mark.parametrize("max_rows", [1, 63, 64, 100])
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_no_more_sums_are_deferred_than_allowed(max_rows, ranks):
+def test_deferred_sums_stay_within_limit(max_rows, ranks):
     store = make_store()
     policy = UpdatePolicy("defer", movement=1e9, max_age=100, max_rows=max_rows, ranks=ranks)
     store.set_update_policy("t", policy)
@@ -179,18 +179,18 @@ def test_no_more_sums_are_deferred_than_allowed(max_rows, ranks):
         ({"ranks": 65}, "`ranks`: 65"),
     ],
 )
-def test_bad_policies_are_refused(arguments, message):
+def test_invalid_policies_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         UpdatePolicy(**arguments)
 
 
-def test_flags_of_another_length_are_refused():
+def test_flags_of_wrong_length_raise():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"flags of table '.*' has shape"):
         make_store().set_row_flags("t", [1, 2], np.full(1, SATURATED))
 
 
 @pytest.mark.parametrize("num_rows", [3, 8, 28, 500])
-def test_the_part_of_a_small_table_holds_all_its_rows(num_rows):
+def test_memory_of_small_table_fits_all_rows(num_rows):
     table = Table("t", DIM)
     acted_on = Tables(
         [table, Table("large", 64)],

@@ -27,7 +27,7 @@ def lookup(store: NativeStore, keys: list[int]) -> tuple[list[tf.Tensor], tf.Ten
     return store.lookup(pack(both, SPECS), training=True)
 
 
-def test_each_table_has_its_rate() -> None:
+def test_each_table_has_its_learning_rate() -> None:
     store = make_store()
     pooled, plan = lookup(store, [1, 2])
     gradients = [tf.ones_like(rows) for rows in pooled]
@@ -43,7 +43,7 @@ def test_each_table_has_its_rate() -> None:
 
 
 @pytest.mark.parametrize("rates", [[0.1, 0.1, 0.1], [[0.1, 0.1]], [0.1, float("nan")], []])
-def test_bad_rates_are_refused(rates: list[float]) -> None:
+def test_invalid_rates_raise(rates: list[float]) -> None:
     store = make_store()
     pooled, plan = lookup(store, [1])
     gradients = [tf.ones_like(rows) for rows in pooled]
@@ -58,7 +58,7 @@ def test_bad_rates_are_refused(rates: list[float]) -> None:
     assert (store.export_table("a")["rows"] == 0.0).all()
 
 
-def test_deferred_gradients_are_flushed_by_their_tables_rate() -> None:
+def test_deferred_gradients_flush_at_table_rate() -> None:
     store = make_store()
     for name in ("a", "b"):
         store.set_update_policy(name, UpdatePolicy("defer", movement=1e9, max_rows=1000))
@@ -87,7 +87,7 @@ def test_rows_are_written_and_removed() -> None:
     assert store.statistics("a").evicted_rows == 0
 
 
-def test_what_is_deferred_and_flagged_goes_with_a_row() -> None:
+def test_removing_row_drops_deferred_gradient_and_flags() -> None:
     store = make_store()
     store.set_update_policy("a", UpdatePolicy("defer", movement=1e9, max_rows=1000))
     pooled, plan = lookup(store, [1, 2, 3])
@@ -100,7 +100,7 @@ def test_what_is_deferred_and_flagged_goes_with_a_row() -> None:
     assert store.row_flags("a", np.array([1, 2])).tolist() == [0, SATURATED]
 
 
-def test_an_update_of_a_removed_row_is_dropped() -> None:
+def test_update_of_removed_row_is_dropped() -> None:
     store = make_store()
     pooled, plan = lookup(store, [1, 2])
     table.remove(store._handles[0], [1])
@@ -109,7 +109,7 @@ def test_an_update_of_a_removed_row_is_dropped() -> None:
     assert store.statistics("a").dropped_updates == 1
 
 
-def test_no_keys_and_bad_keys() -> None:
+def test_empty_keys_are_accepted_and_invalid_keys_raise() -> None:
     store = make_store(capacity=2)
     handle = store._handles[0]
     table.write(handle, np.empty(0, np.int64), np.empty((0, 2), np.float32))

@@ -77,7 +77,7 @@ def unavailable() -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class EndedRank:
     """The end of one rank.
 
     Attributes:
@@ -102,7 +102,7 @@ class Job:
         self._start = time.monotonic()
 
     def reset_clock(self) -> None:
-        """Makes `Ended.seconds` count from now."""
+        """Makes `EndedRank.seconds` count from now."""
         self._start = time.monotonic()
 
     def output(self, rank: int) -> str:
@@ -129,7 +129,7 @@ class Job:
                 raise TimeoutError(f"Ranks {sorted(waiting)} did not write {text!r}:\n{outputs}")
             time.sleep(0.05)
 
-    def wait(self, timeout: float, ranks: Sequence[int] | None = None) -> list[Ended]:
+    def wait(self, timeout: float, ranks: Sequence[int] | None = None) -> list[EndedRank]:
         """Waits for the end of ranks, then kills the others.
 
         Args:
@@ -151,7 +151,7 @@ class Job:
         killed = set(range(len(self.processes))) - set(seconds)
         self.kill()
         return [
-            Ended(process.returncode, self.output(rank), seconds.get(rank, now), rank in killed)
+            EndedRank(process.returncode, self.output(rank), seconds.get(rank, now), rank in killed)
             for rank, process in enumerate(self.processes)
         ]
 

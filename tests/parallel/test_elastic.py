@@ -16,7 +16,7 @@ EXAMPLES = 600_000 + 500_000 * EVENTS
 
 
 @pytest.mark.parametrize("number", range(SEQUENCES))
-def test_every_example_is_trained_skipped_or_lost(
+def test_every_example_is_trained_skipped_or_lost_in_failure(
     hosts: Any, elastic_cluster: Any, tmp_path: Path, number: int
 ) -> None:
     way = list(elastic_cluster.WAYS)[number % 2]
@@ -48,7 +48,7 @@ def steps_of(folder: Path, ranks: int) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_other_ranks_train_what_is_left(run_ranks: Any, tmp_path: Path, placement: str) -> None:
+def test_new_ranks_train_remaining_examples(run_ranks: Any, tmp_path: Path, placement: str) -> None:
     # With 2 ranks, the 40 batches end after step 9, and step 8 is saved. 24 batches are left for 3
     # ranks.
     done = run_ranks("elastic_program.py", 2, str(tmp_path), "9", placement)

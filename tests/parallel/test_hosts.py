@@ -18,7 +18,7 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
 
 
-def test_collectives(hosts: Any) -> None:
+def test_collectives_work_across_hosts(hosts: Any) -> None:
     with hosts.Hosts(2) as network:
         ended = network.start([str(HERE / "collectives.py")]).wait(timeout=120.0)
     for rank, end in enumerate(ended):
@@ -27,7 +27,7 @@ def test_collectives(hosts: Any) -> None:
 
 
 @pytest.mark.parametrize("count, megabit", [(2, 200), (4, None)])
-def test_counted_bytes_are_those_on_the_wire(hosts: Any, count: int, megabit: int | None) -> None:
+def test_counted_bytes_equal_network_bytes(hosts: Any, count: int, megabit: int | None) -> None:
     rows = 40_000
     arguments = [str(HERE / "bytes_sent.py"), hosts.COUNTERS, str(rows)]
     with hosts.Hosts(count, rate=megabit and f"{megabit}mbit") as network:
@@ -51,7 +51,7 @@ def test_counted_bytes_are_those_on_the_wire(hosts: Any, count: int, megabit: in
         assert by_rank[0]["sum"]["kernel"] * 8 / by_rank[0]["sum"]["seconds"] < 1.1e6 * megabit
 
 
-def test_nothing_is_left_behind(hosts: Any) -> None:
+def test_network_namespaces_and_processes_are_removed(hosts: Any) -> None:
     with pytest.raises(ZeroDivisionError), hosts.Hosts(2) as network:
         assert all(name in namespaces() for name in network.names)
         job = network.start(["-c", "import time; time.sleep(1e6)"])
@@ -63,7 +63,7 @@ def test_nothing_is_left_behind(hosts: Any) -> None:
         assert not (Path("/etc/netns") / name).exists()
 
 
-def test_a_rank_that_does_not_end_is_killed(hosts: Any) -> None:
+def test_hanging_rank_is_killed(hosts: Any) -> None:
     with hosts.Hosts(1) as network:
         job = network.start(["-c", "import time; print('here', flush=True); time.sleep(1e6)"])
         job.wait_for("here")

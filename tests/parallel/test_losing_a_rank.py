@@ -80,7 +80,7 @@ def loss_of(rank: int, count: int, reason: str) -> str:
         (3, "stop", 1.5 * TIMEOUT + 5.0, "its program did not answer within 11 seconds"),
     ],
 )
-def test_all_others_name_it(
+def test_surviving_ranks_name_lost_rank(
     hosts: Any, warm: list[str], count: int, what: str, seconds: float, reason: str
 ) -> None:
     ended = lose(hosts, warm, count, what, seconds=seconds)
@@ -96,9 +96,7 @@ def test_all_others_name_it(
             assert f"rank {rank} (10.77.0.{rank + 1}): {SILENT}" in loss_line(lost)
 
 
-def test_a_link_is_blamed_when_collectives_give_up_before_probes_do(
-    hosts: Any, warm: list[str]
-) -> None:
+def test_link_is_blamed_if_collectives_fail_before_probes(hosts: Any, warm: list[str]) -> None:
     gives_up = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "8"}
     ended = lose(hosts, warm, 2, "cut", seconds=TIMEOUT, environment=gives_up)
     for rank, end in enumerate(ended):
@@ -106,7 +104,7 @@ def test_a_link_is_blamed_when_collectives_give_up_before_probes_do(
         assert lost in loss_line(end), end.output
 
 
-def test_a_rank_outside_collectives_is_ended(hosts: Any, warm: list[str]) -> None:
+def test_rank_outside_collectives_is_terminated(hosts: Any, warm: list[str]) -> None:
     rank_0, _ = lose(hosts, warm, 2, "kill", "sleep", seconds=TIMEOUT)
     first, *_, last = [line for line in rank_0.output.splitlines() if "slipstream_tf:" in line]
     assert f"Rank 0 (10.77.0.1) has lost rank 1 (10.77.0.2): {DEAD}" in first
@@ -117,7 +115,7 @@ def test_a_rank_outside_collectives_is_ended(hosts: Any, warm: list[str]) -> Non
     assert rank_0.seconds > TIMEOUT - 1.0
 
 
-def test_a_launcher_s_output_names_it(run_ranks: Any) -> None:
+def test_launcher_output_names_lost_rank(run_ranks: Any) -> None:
     done = run_ranks("losing.py", 2, "30", "kill", is_cold=True)
     assert done.returncode != 0
     assert f"Rank 0 (127.0.0.1) has lost rank 1 (127.0.0.1): {DEAD}" in done.stderr + done.stdout

@@ -14,7 +14,7 @@ import pytest
         *((3, "tape", "adagrad"), (3, "fit", "sgd")),
     ],
 )
-def test_ranks_train_as_one_process_does(run_ranks: Any, count: int, how: str, rule: str) -> None:
+def test_ranks_equal_single_process(run_ranks: Any, count: int, how: str, rule: str) -> None:
     done = run_ranks("plain_keras.py", count, how, rule)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(count):
@@ -28,7 +28,7 @@ def test_ranks_train_as_one_process_does(run_ranks: Any, count: int, how: str, r
         pytest.param(2, "fit", "movement", marks=pytest.mark.slow),
     ],
 )
-def test_deferring_loses_nothing_and_sends_less(
+def test_deferring_loses_no_gradient_and_sends_fewer_bytes(
     run_ranks: Any, count: int, how: str, trigger: str
 ) -> None:
     done = run_ranks("plain_keras_defers.py", count, how, trigger)

@@ -46,27 +46,29 @@ def run(
 @pytest.mark.parametrize(
     "controller, count, is_cold", [("gloo", 2, True), ("gloo", 4, False), ("mpi", 2, True)]
 )
-def test_collectives(run_ranks: Any, controller: str, count: int, is_cold: bool) -> None:
+def test_collectives_return_expected_values(
+    run_ranks: Any, controller: str, count: int, is_cold: bool
+) -> None:
     says = "rank {rank} of {count}: all equal"
     run(run_ranks, "collectives.py", count, says, controller=controller, is_cold=is_cold)
 
 
 @pytest.mark.parametrize("ranks", ["first", "all"])
-def test_a_batch_size_that_a_graph_has_as_a_constant(run_ranks: Any, ranks: str) -> None:
+def test_constant_batch_size_is_not_folded(run_ranks: Any, ranks: str) -> None:
     """TensorFlow must not fold a collective of constants at graph optimization."""
     run(run_ranks, "constant_batches.py", 2, "rank {rank}: 20 steps", ranks, timeout=60.0)
 
 
 @pytest.mark.parametrize("placement", [""])
 @pytest.mark.parametrize("what, count", [("tables", 3), ("settings", 2), ("rows", 3)])
-def test_every_rank_is_told_of_a_disagreement(
+def test_every_rank_reports_disagreement(
     run_ranks: Any, placement: str, what: str, count: int
 ) -> None:
     says = "rank {rank}: " + DISAGREEMENTS[what]
     run(run_ranks, "disagreements.py", count, says, what, placement, timeout=240.0)
 
 
-def test_steps_apply_what_ranks_average(run_ranks: Any) -> None:
+def test_steps_apply_averaged_gradients(run_ranks: Any) -> None:
     says = "rank {rank} of {count}: all steps are correct"
     run(run_ranks, "steps_on_ranks.py", 2, says)
 
@@ -77,7 +79,7 @@ def test_ranks_export_together(run_ranks: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("placement, count, rule, way", FITS)
-def test_fit_on_ranks_trains_as_one_process_does(
+def test_fit_on_ranks_equals_single_process(
     run_ranks: Any, placement: str, count: int, rule: str, way: str
 ) -> None:
     says = "rank {rank} of {count}: equal"
@@ -85,12 +87,12 @@ def test_fit_on_ranks_trains_as_one_process_does(
 
 
 @pytest.mark.parametrize("placement", [pytest.param("", marks=slow), "sharded"])
-def test_every_input_is_trained_or_skipped(run_ranks: Any, placement: str) -> None:
+def test_every_example_is_trained_or_skipped(run_ranks: Any, placement: str) -> None:
     run(run_ranks, "fit_skips_inputs.py", 2, "rank {rank} of {count}: ", placement)
 
 
 @pytest.mark.parametrize("what", ["logs", "evaluates_alone", "checkpoint", "replicated", "sharded"])
-def test_callbacks_of_keras_behind_ours(run_ranks: Any, what: str) -> None:
+def test_keras_callbacks_run_after_ranks_callback(run_ranks: Any, what: str) -> None:
     done = run(
         run_ranks, "keras_callbacks.py", 2, "rank {rank} of {count}: all values are correct", what
     )
@@ -99,7 +101,7 @@ def test_callbacks_of_keras_behind_ours(run_ranks: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("count, cases", [(2, 8), pytest.param(3, 8, marks=slow)])
-def test_keys_sent_ahead_change_no_bit(run_ranks: Any, count: int, cases: int) -> None:
+def test_prefetched_keys_change_no_bit(run_ranks: Any, count: int, cases: int) -> None:
     says = f"rank {{rank}} of {{count}}: {cases} cases equal"
     run(run_ranks, "prefetching.py", count, says, str(cases), "1")
 
@@ -107,7 +109,7 @@ def test_keys_sent_ahead_change_no_bit(run_ranks: Any, count: int, cases: int) -
 @pytest.mark.parametrize(
     "count, way", [pytest.param(3, "plain", marks=slow), (2, "mask"), (3, "defer")]
 )
-def test_training_with_keys_sent_ahead_ends_with_the_same_bits(
+def test_training_with_prefetched_keys_is_bitwise_equal(
     run_ranks: Any, count: int, way: str
 ) -> None:
     run(run_ranks, "fit_prefetching.py", count, "rank {rank} of {count}: equal", way)
@@ -123,7 +125,7 @@ def test_training_with_keys_sent_ahead_ends_with_the_same_bits(
         pytest.param("prefetched", 3, 16, marks=slow),
     ],
 )
-def test_random_cases_on_ranks_train_as_one_process_does(
+def test_random_cases_on_ranks_equal_single_process(
     run_ranks: Any, placement: str, count: int, cases: int
 ) -> None:
     says = f"rank {{rank}} of {{count}}: {cases} cases equal"
@@ -131,6 +133,6 @@ def test_random_cases_on_ranks_train_as_one_process_does(
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_replicas_stay_in_their_budget_and_travel_lean(run_ranks: Any, count: int) -> None:
+def test_replicas_stay_within_budget_and_send_few_bytes(run_ranks: Any, count: int) -> None:
     says = "rank {rank} of {count}: all replicas are correct"
     run(run_ranks, "sharded_copies.py", count, says)

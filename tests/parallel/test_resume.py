@@ -38,7 +38,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return found
 
 
-def test_a_cut_link(hosts: Any, warm: list[str], tmp_path: Path) -> None:
+def test_job_resumes_after_cut_link(hosts: Any, warm: list[str], tmp_path: Path) -> None:
     lost, never_lost = folders(tmp_path)
     program, saved = [*warm, str(HERE / PROGRAM)], tmp_path / "checkpoints"
     with hosts.Hosts(2) as network:
@@ -72,7 +72,7 @@ def test_a_cut_link(hosts: Any, warm: list[str], tmp_path: Path) -> None:
     require_same(lost, never_lost)
 
 
-def test_a_rank_killed_while_it_saves(run_ranks: Any, tmp_path: Path) -> None:
+def test_job_resumes_after_rank_killed_during_save(run_ranks: Any, tmp_path: Path) -> None:
     lost, never_lost = folders(tmp_path)
     saved = tmp_path / "checkpoints"
     done = run_ranks(PROGRAM, 2, str(saved), str(lost), "sharded", "die")

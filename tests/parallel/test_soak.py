@@ -22,7 +22,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load("soak_report", monkeypatch)
 
 
-def test_slope_is_that_within_groups(report: ModuleType) -> None:
+def test_slope_is_computed_within_groups(report: ModuleType) -> None:
     times = np.arange(0.0, 600.0, 5.0)
     groups = [(times, 1e9 + times * 2**20 / 60), (times + 900, 2e8 + times * 2**20 / 60)]
     assert report.slope_of(groups) == pytest.approx(60.0)
@@ -40,7 +40,7 @@ def test_repeated_and_missing_steps_are_found(report: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_minute(report: ModuleType, tmp_path: Path) -> None:
+def test_soak_runs_for_one_minute(report: ModuleType, tmp_path: Path) -> None:
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("no Horovod: run `make horovod`")
     done = subprocess.run(

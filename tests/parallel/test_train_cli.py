@@ -42,7 +42,7 @@ def train_on_two(
 
 
 @pytest.mark.parametrize("controller", ["gloo", pytest.param("mpi", marks=pytest.mark.slow)])
-def test_two_ranks_train_what_one_process_does(
+def test_two_ranks_equal_single_process(
     run_ranks: Any, alone: dict[str, Any], controller: str, tmp_path: Path
 ) -> None:
     record, done = train_on_two(run_ranks, tmp_path / "run", controller=controller, is_cold=True)
@@ -72,7 +72,7 @@ def test_two_ranks_train_what_one_process_does(
     assert "rank 0 of 2" in done.stderr and "rank 1 of 2" not in done.stderr
 
 
-def test_a_trace_has_the_operations_of_all_ranks_and_their_messages(
+def test_trace_contains_operations_and_messages_of_all_ranks(
     run_ranks: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "trace.json"
@@ -91,7 +91,9 @@ def test_a_trace_has_the_operations_of_all_ranks_and_their_messages(
 
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_path: Path) -> None:
+def test_ranks_stop_early_together_with_best_model(
+    run_ranks: Any, placement: str, tmp_path: Path
+) -> None:
     flags = ("--epochs=20", "--early_stopping=2", "--evaluate_on=valid", f"--placement={placement}")
     rates = ("--rows_learning_rate=0.5", "--learning_rate=0.03", "--plateau_factor=0.5")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *rates)
@@ -119,7 +121,7 @@ def test_ranks_stop_together_with_the_best(run_ranks: Any, placement: str, tmp_p
     ],
     ids=["replicated", "sharded"],
 )
-def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
+def test_evaluation_during_training_uses_all_ranks_and_adds_no_traffic(
     run_ranks: Any, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     without, _ = train_on_two(run_ranks, tmp_path / "without", *flags)
@@ -144,7 +146,7 @@ def test_evaluations_in_training_are_of_all_ranks_and_send_nothing_that_counts(
     assert record["progress"][-1]["loss"] == pytest.approx(record["training"]["loss"], abs=1e-5)
 
 
-def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Path) -> None:
+def test_skipped_examples_are_counted_over_both_ranks(run_ranks: Any, tmp_path: Path) -> None:
     record, done = train_on_two(run_ranks, tmp_path / "run", *SKIPPING)
     inputs, windows = record["examples"], record["windows"]
     assert inputs["seen"] == INPUTS == inputs["trained"] + inputs["skipped"]
@@ -155,7 +157,7 @@ def test_skipping_inputs_counts_those_of_both_ranks(run_ranks: Any, tmp_path: Pa
     assert "examples (" in record["report"] and "examples (" in done.stdout
 
 
-def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) -> None:
+def test_deferring_sends_sums_in_half_of_bytes(run_ranks: Any, tmp_path: Path) -> None:
     flags = ("--policies=defer_gradients", "--defer_movement=0.01", "--window_steps=5")
     wire = ("--wire_dtype=bfloat16", "--warmup_steps=0", "--placement=replicated")
     record, _ = train_on_two(run_ranks, tmp_path / "run", *flags, *wire, controller="mpi")
@@ -170,7 +172,7 @@ def test_deferring_sends_sums_in_half_the_bytes(run_ranks: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("skips", [False, True], ids=["plain", "skipping"])
-def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
+def test_prefetch_changes_skipping_only(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
     """Prefetching changes no result except skipping.
 
     Thresholds for skipping apply a batch later.
@@ -191,7 +193,7 @@ def test_keys_sent_ahead(run_ranks: Any, skips: bool, tmp_path: Path) -> None:
             assert ahead["ranks"]["bytes"][kind] == at_once["ranks"]["bytes"][kind] > 0
 
 
-def test_a_bad_flag_is_told_once_and_nothing_is_left(run_ranks: Any, tmp_path: Path) -> None:
+def test_invalid_flag_is_reported_once_and_writes_no_files(run_ranks: Any, tmp_path: Path) -> None:
     output = tmp_path / "run"
     done = run_ranks("train_rank.py", 2, *SMALL, "--epoch=1", f"--output={output}")
     assert done.returncode != 0 and not output.exists()
@@ -200,14 +202,14 @@ def test_a_bad_flag_is_told_once_and_nothing_is_left(run_ranks: Any, tmp_path: P
     assert "test AUC" not in done.stdout
 
 
-def test_replicated_tables_have_nothing_to_send_ahead(run_ranks: Any) -> None:
+def test_replicated_tables_refuse_prefetch(run_ranks: Any) -> None:
     done = run_ranks("train_rank.py", 2, *SMALL, "--prefetch")
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
     assert len(lines) == 1 and "--prefetch" in lines[0] and "--placement=sharded" in lines[0]
 
 
-def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:
+def test_settings_refused_by_model_are_reported_once(run_ranks: Any) -> None:
     flags = (*SMALL, "--policies=defer_gradients", "--wire_dtype=bfloat16,int8")
     done = run_ranks("train_rank.py", 2, *flags, controller="mpi")
     assert done.returncode != 0
@@ -218,7 +220,7 @@ def test_settings_that_the_model_refuses_are_told_once(run_ranks: Any) -> None:
     )
 
 
-def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_path: Path) -> None:
+def test_failing_rank_ends_job_with_reason(run_ranks: Any, tmp_path: Path) -> None:
     output = tmp_path / "run"
     flags = (*SMALL, f"--batch_size={BATCH}", f"--output={output}")
     done = run_ranks("train_rank.py", 2, "fail-on-1", *flags)
@@ -227,7 +229,7 @@ def test_a_rank_that_breaks_off_ends_the_job_and_says_why(run_ranks: Any, tmp_pa
     assert "test AUC" not in done.stdout
 
 
-def test_baselines_train_what_plain_training_does(
+def test_baselines_equal_plain_training(
     run_ranks: Any, alone: dict[str, Any], tmp_path: Path
 ) -> None:
     flags = ("--placement=sharded", "--hot_set_memory=100KB")

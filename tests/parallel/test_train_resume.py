@@ -71,7 +71,7 @@ def numbers(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
-def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> None:
+def test_job_resumes_after_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> None:
     flags, killed = (data, *WAYS[way]), tmp_path / "killed"
     done = run(run_ranks, tmp_path / "straight", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,7 +112,7 @@ def test_a_killed_rank(run_ranks: Any, way: str, data: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("way", ["replicated", "sharded"])
-def test_elastic_goes_on_with_other_ranks(
+def test_elastic_job_continues_with_other_ranks(
     run_ranks: Any, way: str, data: str, tmp_path: Path
 ) -> None:
     flags = (*SMALL, data, *WAYS[way], "--elastic", f"--output={tmp_path}")

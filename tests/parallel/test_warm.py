@@ -50,7 +50,7 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_program_is_where_its_caller_is(start: Start, tmp_path: Path) -> None:
+def test_program_inherits_directory_and_environment_of_caller(start: Start, tmp_path: Path) -> None:
     text = (
         "import os, sys\n"
         "print(__name__, sys.argv, os.getcwd(), sys.path[0], os.environ['Y'], 'X' in os.environ)\n"
@@ -76,14 +76,14 @@ def test_a_program_is_where_its_caller_is(start: Start, tmp_path: Path) -> None:
         ("import os; os.abort()", -6, ""),
     ],
 )
-def test_a_caller_ends_as_its_program_does(start: Start, text: str, code: int, last: str) -> None:
+def test_caller_exits_with_status_of_program(start: Start, text: str, code: int, last: str) -> None:
     process = start(text)
     _, errors = process.communicate()
     assert process.returncode == code
     assert [*errors.splitlines(), ""][-2 if errors else -1] == last
 
 
-def test_a_killed_caller_s_program_is_killed(start: Start) -> None:
+def test_killing_caller_kills_program(start: Start) -> None:
     process = start("import os, time; print(os.getpid(), flush=True); time.sleep(1e6)")
     assert process.stdout is not None
     pid = int(process.stdout.readline())
@@ -93,7 +93,7 @@ def test_a_killed_caller_s_program_is_killed(start: Start) -> None:
     process.communicate()
 
 
-def test_a_program_gets_its_caller_s_signals(start: Start) -> None:
+def test_program_receives_signals_of_caller(start: Start) -> None:
     ready = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
@@ -108,7 +108,7 @@ def test_a_program_gets_its_caller_s_signals(start: Start) -> None:
         assert process.returncode == code
 
 
-def test_ranks_are_not_alike(start: Start) -> None:
+def test_forked_ranks_have_distinct_random_seeds(start: Start) -> None:
     text = (
         "import os, random, numpy\n"
         "print(os.getpid(), os.getppid(), random.random(), numpy.random.random(), hash('key'))\n"
@@ -130,7 +130,7 @@ def test_ranks_are_not_alike(start: Start) -> None:
          "RuntimeError: TensorFlow has an eager context"),
     ],
 )  # fmt: skip
-def test_a_process_that_has_begun_to_work_does_not_fork(
+def test_server_with_threads_or_tensors_does_not_fork(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     (tmp_path / "busy.py").write_text(text)
@@ -144,13 +144,13 @@ def test_a_process_that_has_begun_to_work_does_not_fork(
     assert re.search(problem, ended.stderr)
 
 
-def test_a_server_that_is_not_ready_is_noticed(servers: Any, tmp_path: Path) -> None:
+def test_server_that_is_not_ready_is_detected(servers: Any, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise SystemExit(1)")
     with pytest.raises(AssertionError):
         servers.start({**os.environ, "PYTHONPATH": str(tmp_path)}, ["bad"])
 
 
-def test_what_a_program_starts_is_a_fork_too_if_wanted(start: Start, servers: Any) -> None:
+def test_child_programs_fork_on_request(start: Start, servers: Any) -> None:
     folder = servers.start({"X": "of the server"}, ["numpy"])[-1]
     text = "import os, sys; print('numpy' in sys.modules, sys.argv, [sys.path[0]], os.getpid())"
     parent = (

@@ -100,7 +100,7 @@ def started(folder: Path) -> list[str]:
     return (folder / "started").read_text(encoding="utf-8").splitlines()
 
 
-def test_a_start_that_ends_well_or_by_an_error_is_the_last(
+def test_agent_stops_after_success_or_error(
     tmp_path: Path, environment: dict[str, str], launcher: Launcher
 ) -> None:
     for code in (0, 3):
@@ -113,7 +113,7 @@ def test_a_start_that_ends_well_or_by_an_error_is_the_last(
     assert launcher.put == ["/worker_addresses/here:0"] * 2
 
 
-def test_lost_ranks_and_signals_are_followed_by_a_start_at_a_new_place(
+def test_agent_restarts_at_new_slot_after_lost_rank_or_signal(
     tmp_path: Path, environment: dict[str, str], launcher: Launcher
 ) -> None:
     launcher.places = ["0,2,0,1,0,2", "1,3,0,1,1,3", "0,1,0,1,0,1"]
@@ -123,7 +123,7 @@ def test_lost_ranks_and_signals_are_followed_by_a_start_at_a_new_place(
     assert launcher.got == ["/rank_and_size/here:0"] * 3
 
 
-def test_hosts_that_join_are_told_to_the_start(
+def test_joining_hosts_are_reported_to_process(
     tmp_path: Path, environment: dict[str, str], launcher: Launcher
 ) -> None:
     launcher.places = ["0,1,0,1,0,1"]
@@ -139,7 +139,7 @@ def test_hosts_that_join_are_told_to_the_start(
     assert started(tmp_path) == ["2 4 None", "0 1 None"]
 
 
-def test_without_a_place_or_a_launcher_it_ends(
+def test_agent_ends_without_slot_or_launcher(
     tmp_path: Path,
     environment: dict[str, str],
     launcher: Launcher,
@@ -155,7 +155,7 @@ def test_without_a_place_or_a_launcher_it_ends(
     assert agent.Agent(command(tmp_path, [agent.AGAIN]), gone)._next_place() is None
 
 
-def test_starts_that_save_nothing_come_to_an_end(
+def test_restarts_without_commit_are_limited(
     tmp_path: Path,
     environment: dict[str, str],
     launcher: Launcher,
@@ -169,7 +169,7 @@ def test_starts_that_save_nothing_come_to_an_end(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends children so")
-def test_a_start_ends_with_its_agent(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_process_ends_with_agent(tmp_path: Path, environment: dict[str, str]) -> None:
     wait = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     child_command = [sys.executable, "-S", "-c", wait]
     program = f"from slipstream_tf._utils import agent; agent.run_under_launcher({child_command!r})"
@@ -193,7 +193,7 @@ def test_a_start_ends_with_its_agent(tmp_path: Path, environment: dict[str, str]
     raise AssertionError("It goes on.")
 
 
-def test_without_an_elastic_launcher_the_command_takes_its_place() -> None:
+def test_command_replaces_agent_without_elastic_launcher() -> None:
     program = [sys.executable, "-m", "slipstream_tf._utils.agent", sys.executable, "-c", "print(7)"]
     environment = {n: v for n, v in os.environ.items() if not n.startswith("HOROVOD_")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

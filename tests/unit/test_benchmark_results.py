@@ -30,7 +30,7 @@ def made() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
+def test_results_have_uniform_format(summary: ModuleType, file: Path) -> None:
     assert file.stat().st_size <= summary.LIMIT == 20_000
     found = json.loads(file.read_text(encoding="utf-8"))
     assert list(found) == ["program", *summary.MADE, "claims", "parts"]
@@ -56,7 +56,7 @@ def test_results_have_one_form(summary: ModuleType, file: Path) -> None:
         assert part["command"].startswith(f"python {program}.py") and part["machine"]
 
 
-def test_a_call_replaces_its_part(
+def test_write_replaces_its_part(
     summary: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(summary, "output", lambda: tmp_path / "results")
@@ -80,7 +80,7 @@ def test_a_call_replaces_its_part(
     assert json.loads((tmp_path / "results/some.json").read_text()) == found
 
 
-def test_cells_are_written_as_their_columns_say(summary: ModuleType) -> None:
+def test_cells_use_format_of_column(summary: ModuleType) -> None:
     values = [[0.12345, 0.2, 0.3], [None, 0.1], None, 0.5, True, "text"]
     shown = {"": "12% 20% 30%", "mean": "21% ± 9%", "median each": "20% (12% 20% 30%)"}
     for show, first in shown.items():
@@ -92,7 +92,7 @@ def test_cells_are_written_as_their_columns_say(summary: ModuleType) -> None:
     assert not summary.reached({"value": 0.9, "target": 1.0, "better": "higher"})
 
 
-def test_peers_import_nothing_from_the_working_folder(
+def test_peers_do_not_import_from_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

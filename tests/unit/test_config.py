@@ -34,7 +34,7 @@ from slipstream_tf.config import (
         ({"name": ""}, r"`name`"),
     ],
 )
-def test_bad_tables_are_refused(arguments, message):
+def test_invalid_tables_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         Table(**{"name": "user", "dim": 4, **arguments})
 
@@ -47,7 +47,7 @@ def test_bad_tables_are_refused(arguments, message):
         ({"capacity": 1, "eviction": "fifo"}, r"`eviction`: 'fifo'"),
     ],
 )
-def test_bad_retentions_are_refused(arguments, message):
+def test_invalid_retentions_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         Retention(**arguments)
 
@@ -59,7 +59,7 @@ def test_bad_retentions_are_refused(arguments, message):
         ({"slot_dtype": "float16"}, r"`slot_dtype`: 'float16' for Storage.*'float32', 'bfloat16'"),
     ],
 )
-def test_bad_storages_are_refused(arguments, message):
+def test_invalid_storages_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         Storage(**arguments)
 
@@ -68,7 +68,7 @@ def test_bad_storages_are_refused(arguments, message):
     ("storage", "nbytes"),
     [(Storage(), 128), (Storage("float16"), 96), (Storage("bfloat16", "bfloat16"), 64)],
 )
-def test_a_row_takes_the_bytes_of_its_dtypes(storage, nbytes):
+def test_row_bytes_follow_dtypes(storage, nbytes):
     assert storage.row_bytes(16, 16) == nbytes
     assert storage.row_bytes(15, 15) <= nbytes
 
@@ -109,7 +109,7 @@ def test_a_row_takes_the_bytes_of_its_dtypes(storage, nbytes):
         (lambda: DryRun("yes"), "`estimates_cost`: 'yes' for DryRun.*True or False"),
     ],
 )
-def test_bad_settings_are_refused(build, message):
+def test_invalid_settings_raise(build, message):
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         build()
 
@@ -128,12 +128,12 @@ def test_bad_settings_are_refused(build, message):
         (np.int64(7), 7),
     ],
 )
-def test_sizes_are_numbers_or_texts(text, nbytes):
+def test_sizes_are_numbers_or_strings(text, nbytes):
     assert HotSet(text).memory_bytes == nbytes
     assert HotSet(table_memory={"user": text}).table_bytes == {"user": nbytes}
 
 
-def test_a_table_may_have_no_memory():
+def test_table_can_have_zero_memory():
     assert HotSet(table_memory={"user": 0}).table_bytes == {"user": 0}
 
 
@@ -162,11 +162,11 @@ def test_short_training_has_short_windows(planned_steps, steps):
         (1.0, 400, 400),
     ],
 )
-def test_a_warm_up_is_a_share_or_steps(warmup, planned_steps, steps):
+def test_warmup_is_fraction_or_steps(warmup, planned_steps, steps):
     assert Window(warmup=warmup).warmup_steps(planned_steps) == steps
 
 
-def test_planned_steps_of_a_window_go_first():
+def test_planned_steps_of_window_have_priority():
     assert Window(planned_steps=100).warmup_steps(400) == 25
 
 
@@ -180,12 +180,12 @@ def test_planned_steps_of_a_window_go_first():
         lambda: initializers.RandomNormal(stddev=float("inf")),
     ],
 )
-def test_bad_rules_and_initializers_are_refused(build):
+def test_invalid_rules_and_initializers_raise(build):
     with pytest.raises(ValueError, match="Expected"):
         build()
 
 
-def test_a_table_survives_json():
+def test_table_json_round_trip():
     start = initializers.RandomNormal(0.1, 0.2)
     storage = Storage("float16", "bfloat16")
     config = Table("user", 4, initializer=start, retention=Retention(7), storage=storage)
@@ -205,7 +205,7 @@ def test_a_table_survives_json():
     ],
     ids=str,
 )
-def test_parts_of_the_engine_survive_json(part):
+def test_engine_settings_json_round_trip(part):
     described = json.loads(json.dumps(serialize(part)))
     assert deserialize("part", described, (type(part),), "config") == part
 
@@ -213,5 +213,5 @@ def test_parts_of_the_engine_survive_json(part):
 @pytest.mark.parametrize(
     "rule", [optimizers.SGD(), optimizers.Adam(0.2), optimizers.RowWiseAdagrad()]
 )
-def test_optimizers_survive_serialisation(rule):
+def test_optimizers_serialization_round_trip(rule):
     assert optimizers.get(json.loads(json.dumps(optimizers.serialize(rule)))) == rule

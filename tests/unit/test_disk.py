@@ -10,9 +10,7 @@ import pytest
 from slipstream_tf._utils import disk
 
 
-def test_a_file_gets_its_name_when_all_of_it_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_renamed_after_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, done = tmp_path / "file", []
     path.write_text("before")
     for name in ("sync", "rename"):
@@ -33,7 +31,7 @@ def test_a_file_gets_its_name_when_all_of_it_is_on_the_disk(
 
 
 @pytest.mark.parametrize("is_present", [False, True])
-def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path, is_present: bool) -> None:
+def test_failed_writer_keeps_existing_file(tmp_path: Path, is_present: bool) -> None:
     path = tmp_path / "file"
     if is_present:
         path.write_text("before")

@@ -31,13 +31,13 @@ BY_CORE = {
 KEYS = np.array(list(BY_CORE), np.int64)
 
 
-def test_keys_hash_as_in_the_core() -> None:
+def test_python_hash_equals_core_hash() -> None:
     assert hash_keys(KEYS).tolist() == list(BY_CORE.values())
     assert hash_keys(KEYS[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("call", [finalise, mix64])
-def test_tensors_hash_as_arrays(call: Any) -> None:
+def test_tensor_hash_equals_array_hash(call: Any) -> None:
     """Checks eager and graph mode and two-dimensional input."""
     values = KEYS.view(np.uint64).reshape(2, 4)
     assert (call(tf.constant(values)).numpy() == call(values)).all()
@@ -45,7 +45,7 @@ def test_tensors_hash_as_arrays(call: Any) -> None:
     assert finalise(np.zeros(1, np.uint64)) == 0
 
 
-def test_a_stream_starts_at_its_seed() -> None:
+def test_random_stream_equals_definition() -> None:
     seeds, counters = KEYS.view(np.uint64)[:, None], np.arange(5, dtype=np.uint64)
     drawn = stream(seeds, counters)
     assert (drawn[:, 0] == finalise(seeds[:, 0])).all()
@@ -56,7 +56,7 @@ def test_a_stream_starts_at_its_seed() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 1000])
-def test_python_and_the_core_send_a_key_to_the_same_rank(ranks: int) -> None:
+def test_python_and_core_assign_key_to_same_rank(ranks: int) -> None:
     generator = np.random.default_rng(ranks)
     keys = np.unique(
         np.concatenate([KEYS[KEYS != -1], generator.integers(-(2**63), 2**63 - 1, 5000)])

@@ -24,7 +24,7 @@ from slipstream_tf import Table, initializers, optimizers
         (optimizers.Adam(0.5), optimizers.Adam(0.5)),
     ],
 )
-def test_optimizers_by_name_and_of_keras(identifier: Any, expected: Any) -> None:
+def test_optimizers_are_accepted_by_name_and_from_keras(identifier: Any, expected: Any) -> None:
     assert optimizers.get(identifier) == expected
     assert Table("t", 2, optimizer=identifier).optimizer == expected
 
@@ -39,7 +39,7 @@ def test_optimizers_by_name_and_of_keras(identifier: Any, expected: Any) -> None
         (3, r"`optimizer`: 3"),
     ],
 )
-def test_optimizers_that_rows_cannot_have(identifier: Any, message: str) -> None:
+def test_unsupported_optimizers_raise(identifier: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         optimizers.get(identifier)
 
@@ -59,7 +59,7 @@ def test_optimizers_that_rows_cannot_have(identifier: Any, message: str) -> None
         (keras.initializers.RandomNormal(0.5, 0.1), initializers.RandomNormal(0.5, 0.1)),
     ],
 )
-def test_initializers_by_name_and_of_keras(identifier: Any, expected: Any) -> None:
+def test_initializers_are_accepted_by_name_and_from_keras(identifier: Any, expected: Any) -> None:
     assert Table("t", 2, initializer=identifier).initializer == expected
 
 
@@ -71,12 +71,12 @@ def test_initializers_by_name_and_of_keras(identifier: Any, expected: Any) -> No
         keras.initializers.Constant(np.zeros(3)),
     ],
 )
-def test_initializers_that_rows_cannot_have(identifier: Any) -> None:
+def test_unsupported_initializers_raise(identifier: Any) -> None:
     with pytest.raises(ValueError, match=r"RandomUniform|finite number"):
         initializers.get(identifier)
 
 
-def test_numbers_of_numpy_are_kept_as_pythons() -> None:
+def test_numpy_numbers_become_python_numbers() -> None:
     rule = optimizers.Adagrad(np.float32(0.5), np.float64(0.25), np.float32(0.125))
     table = Table("t", np.int32(4), rule, initializer=initializers.Constant(np.float32(0.5)))
     config = table.get_config()
@@ -89,7 +89,7 @@ def test_numbers_of_numpy_are_kept_as_pythons() -> None:
 @pytest.mark.parametrize(
     "rate", ["x", True, -1.0, float("nan"), None, tf.Variable(3), tf.Variable([0.1]), [0.1]]
 )
-def test_rates_that_are_none(rate: Any) -> None:
+def test_invalid_rates_raise(rate: Any) -> None:
     with pytest.raises(ValueError, match="`learning_rate`"):
         optimizers.SGD(rate)
 

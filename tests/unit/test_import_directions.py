@@ -153,13 +153,13 @@ def circles(root: Path) -> list[list[str]]:
     return sorted(list(component) for component in components if component)
 
 
-def test_no_modules_of_the_installed_package_import_each_other() -> None:
+def test_installed_package_has_no_import_cycles() -> None:
     root = Path(slipstream_tf.__file__).parent
     assert {"ops.table", "config"} <= imports_between_modules(root)["tables.native"]
     assert circles(root) == []
 
 
-def test_installed_package_points_down() -> None:
+def test_installed_package_imports_lower_layers_only() -> None:
     root = Path(slipstream_tf.__file__).parent
     names = [name for name, _ in modules_of(root)]
     assert {"ops.table", "tables.native", "engine.tracker", "keras", "cli.train"} <= set(names)
@@ -227,7 +227,7 @@ def test_checker_accepts_downward_imports(tmp_path: Path) -> None:
         ({"ops/a.py": "from slipstream_tf.ops.a import f"}, [["ops.a"]]),
     ],
 )
-def test_checker_finds_circles(
+def test_checker_finds_import_cycles(
     tmp_path: Path, files: dict[str, str], found: list[list[str]]
 ) -> None:
     assert circles(_tree(tmp_path, {**ALLOWED, **files})) == found
@@ -257,7 +257,7 @@ def test_checker_finds_circles(
         ("ops/x.py", "from slipstream_tf import attic", "no room and no leaf"),
     ],
 )
-def test_checker_finds_a_forbidden_import(tmp_path: Path, file: str, text: str, named: str) -> None:
+def test_checker_finds_forbidden_import(tmp_path: Path, file: str, text: str, named: str) -> None:
     found = violations(_tree(tmp_path, {**ALLOWED, file: text}))
     assert len(found) == 1, found
     assert found[0].startswith(f"{file}:") and named in found[0]

@@ -94,7 +94,7 @@ def circles(includes: Mapping[str, list[str]]) -> Iterator[str]:
         yield from walk(start, path)
 
 
-def test_includes_point_down() -> None:
+def test_sources_include_lower_layers_only() -> None:
     includes = includes_of(SOURCES)
     assert "core/table/embedding_table.h" in includes and "core/base/status.h" in includes
     assert list(upward(includes)) == []
@@ -131,7 +131,7 @@ def test_checker_accepts_downward_includes() -> None:
         ("core/attic/x.h", "core/base/status.h", "no place"),
     ],
 )
-def test_checker_finds_an_upward_include(file: str, included: str, named: str) -> None:
+def test_checker_finds_upward_include(file: str, included: str, named: str) -> None:
     tree = {
         **BELOW,
         "core/saturation/drift.h": [],
@@ -142,6 +142,6 @@ def test_checker_finds_an_upward_include(file: str, included: str, named: str) -
     assert len(found) == 1 and file in found[0] and named in found[0], found
 
 
-def test_checker_finds_a_circle() -> None:
+def test_checker_finds_include_cycle() -> None:
     tree = {"core/table/a.h": ["core/table/b.h"], "core/table/b.h": ["core/table/a.h"]}
     assert list(circles(tree)) == ["core/table/a.h > core/table/b.h > core/table/a.h"]

@@ -16,13 +16,13 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(f"{prefix}_{name}", raising=False)
 
 
-def test_a_process_alone_is_on_one_host() -> None:
+def test_single_process_is_on_one_host() -> None:
     assert agent.rank() is None and agent.is_on_one_host()
 
 
 @pytest.mark.parametrize("prefix", ["HOROVOD", "OMPI_COMM_WORLD"])
 @pytest.mark.parametrize(("local", "size", "expected"), [("2", "2", True), ("2", "4", False)])
-def test_ranks_of_one_host_are_told_from_others(
+def test_ranks_on_one_host_are_detected(
     monkeypatch: pytest.MonkeyPatch, prefix: str, local: str, size: str, expected: bool
 ) -> None:
     monkeypatch.setenv(f"{prefix}_RANK", "1")
@@ -33,7 +33,7 @@ def test_ranks_of_one_host_are_told_from_others(
     assert agent.is_on_one_host() == expected
 
 
-def test_an_elastic_launcher_is_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elastic_launcher_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOROVOD_ELASTIC", raising=False)
     assert not agent.is_elastic()
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")

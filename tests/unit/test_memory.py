@@ -36,11 +36,11 @@ def kernel(root: Path, cgroup: str = "", **files: object) -> Path:
     return root
 
 
-def test_a_machine_without_limits(tmp_path: Path) -> None:
+def test_machine_without_limits_has_physical_memory(tmp_path: Path) -> None:
     assert memory.read(kernel(tmp_path)) == memory.Memory(9 * GIB, 3 * GIB, "the machine")
 
 
-def test_a_group_of_version_2_and_one_above_it(tmp_path: Path) -> None:
+def test_cgroup_v2_limits_of_parents_apply(tmp_path: Path) -> None:
     root = kernel(
         tmp_path,
         "0::/job/step\n",
@@ -54,7 +54,7 @@ def test_a_group_of_version_2_and_one_above_it(tmp_path: Path) -> None:
     assert found.owner.endswith("cgroup/job")
 
 
-def test_a_group_of_version_1_in_a_container(tmp_path: Path) -> None:
+def test_cgroup_v1_limit_in_container_applies(tmp_path: Path) -> None:
     # The container sees only its mount, without the path of its group.
     root = kernel(
         tmp_path,
@@ -66,12 +66,12 @@ def test_a_group_of_version_1_in_a_container(tmp_path: Path) -> None:
     assert found is not None and (found.total, found.available) == (3 * GIB, 2 * GIB)
 
 
-def test_a_group_without_a_limit(tmp_path: Path) -> None:
+def test_cgroup_without_limit_is_ignored(tmp_path: Path) -> None:
     root = kernel(tmp_path, "4:memory:/\n", memory__memory_DOT_limit_in_bytes=0x7FFFFFFFFFFFF000)
     assert memory.read(root) == memory.Memory(9 * GIB, 3 * GIB, "the machine")
 
 
-def test_no_linux(tmp_path: Path) -> None:
+def test_memory_is_unknown_on_other_systems(tmp_path: Path) -> None:
     assert memory.read(tmp_path) is None
 
 
@@ -82,7 +82,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_capacity_beyond_all_memory_is_refused_with_the_arithmetic() -> None:
+def test_capacity_beyond_memory_error_shows_computation() -> None:
     table = slip.Table("user", dim=16, retention=slip.Retention(100000000, eviction="lru"))
     with pytest.raises(ValueError) as raised:
         NativeStore([table], slip.optimizers.Adagrad(0.1))
@@ -96,7 +96,7 @@ def test_a_capacity_beyond_all_memory_is_refused_with_the_arithmetic() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_capacities_that_fit_alone_but_not_together_are_refused() -> None:
+def test_capacities_that_exceed_memory_in_total_raise() -> None:
     tables = [slip.Table(name, dim=16, retention=slip.Retention(40000000)) for name in ("a", "b")]
     NativeStore(tables[:1], slip.optimizers.Adagrad(0.1))
     with pytest.raises(ValueError, match="80000000 for 2 tables together"):
@@ -104,7 +104,7 @@ def test_capacities_that_fit_alone_but_not_together_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_close_to_memory_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: warned.append(text % values))
     NativeStore(
@@ -127,7 +127,7 @@ def test_a_capacity_that_may_not_be_met_is_warned_of(monkeypatch: pytest.MonkeyP
         ("`table_memory['user']`", {"hot_set": slip.HotSet(table_memory={"user": 9 * GIB})}),
     ],
 )
-def test_budgets_of_the_engine(name: str, settings: dict[str, Any]) -> None:
+def test_engine_budgets_beyond_memory_raise(name: str, settings: dict[str, Any]) -> None:
     layer = EmbeddingCollection([slip.Table("user", dim=4)], slip.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match=r"is 9\.0 GiB, and the machine has 8\.0 GiB") as raised:
         slip.Slipstream(layer, **settings)
@@ -135,7 +135,7 @@ def test_budgets_of_the_engine(name: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_budgets_of_a_pilot_and_of_copies() -> None:
+def test_pilot_and_replica_budgets_beyond_memory_raise() -> None:
     with pytest.raises(ValueError, match=r"`pilot_memory_bytes`.*the machine has 8.0 GiB"):
         InputClassifier(["user"], pilot="fm", pilot_memory_bytes=9 * GIB)
     comm = slip.distributed.init()
@@ -145,6 +145,6 @@ def test_budgets_of_a_pilot_and_of_copies() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_budget_of_counts_in_preparation() -> None:
+def test_count_budget_of_preparation_beyond_memory_raises() -> None:
     with pytest.raises(ValueError, match=r"`count_bytes`.*the machine has 8.0 GiB"):
         Options(count_bytes=9 * GIB)

@@ -19,7 +19,7 @@ from slipstream_tf.policies.threshold import find_subsampling_threshold, value_o
         ({"memory": "1KB"}, "`memory`: 1000"),
     ],
 )
-def test_refuses_settings_out_of_range(arguments, said):
+def test_settings_out_of_range_raise(arguments, said):
     with pytest.raises(ValueError, match=said):
         slip.PredictedLoss(**arguments)
 
@@ -31,23 +31,23 @@ def test_refuses_settings_out_of_range(arguments, said):
         ({"keep_rate": 0.1}, "`keep_rate`: 0.1 for SkipExamples by PredictedLoss"),
     ],
 )
-def test_skip_examples_refuses_what_thinning_cannot_have(arguments, said):
+def test_skip_examples_refuses_settings_of_drift_score(arguments, said):
     with pytest.raises(ValueError, match=said):
         slip.SkipExamples(slip.PredictedLoss(), **arguments)
 
 
-def test_a_floor_is_at_most_what_is_kept():
+def test_min_keep_probability_is_at_most_kept_fraction():
     slip.SkipExamples(slip.PredictedLoss(min_keep_probability=0.2), fraction=0.8)
     with pytest.raises(ValueError, match=r"`min_keep_probability`: 0\.3.* at most 0\.2"):
         slip.SkipExamples(slip.PredictedLoss(min_keep_probability=0.3), fraction=0.8)
 
 
-def test_it_does_not_follow_max_auc_loss():
+def test_max_auc_loss_with_predicted_loss_only_raises():
     with pytest.raises(ValueError, match=r"`max_auc_loss`: 0.001.*no policy supports this bound"):
         EngineSettings(slip.SkipExamples(slip.PredictedLoss()), max_auc_loss=0.001)
 
 
-def test_no_other_policy_follows_max_auc_loss_by_examples_that_it_thins():
+def test_max_auc_loss_of_masking_with_predicted_loss_raises():
     policies = [slip.MaskGradients(), slip.SkipExamples(slip.PredictedLoss())]
     with pytest.raises(ValueError, match=r"`max_auc_loss`.*PredictedLoss"):
         EngineSettings(policies, max_auc_loss=0.001)
@@ -55,7 +55,7 @@ def test_no_other_policy_follows_max_auc_loss_by_examples_that_it_thins():
     EngineSettings(defers, max_auc_loss=0.001)
 
 
-def test_the_pilot_is_part_of_the_hot_set_memory():
+def test_pilot_is_part_of_hot_set_memory():
     skip = slip.SkipExamples(slip.PredictedLoss(memory="32MiB"))
     assert EngineSettings(skip).snapshot_bytes == (256 - 32) << 20
     with pytest.raises(ValueError, match="`memory`: 33554432 for PredictedLoss"):
@@ -65,13 +65,13 @@ def test_the_pilot_is_part_of_the_hot_set_memory():
     assert EngineSettings(label, hot_set=slip.HotSet(memory="1MiB")).snapshot_bytes == 1 << 20
 
 
-def test_no_key_is_watched_for_it():
+def test_predicted_loss_tracks_no_keys():
     assert not EngineSettings(slip.SkipExamples(slip.PredictedLoss())).goes_by_keys
 
 
 @pytest.mark.parametrize("kept", [0.9, 0.5, 0.2, 0.05])
 @pytest.mark.parametrize("floor", [0.001, 0.02])
-def test_threshold_keeps_the_share(kept, floor):
+def test_threshold_keeps_target_fraction(kept, floor):
     random = np.random.default_rng(0)
     scores = np.where(random.random(8192) < 0.02, 0.95, random.beta(1, 40, 8192))
     scores = scores.astype(np.float32)
@@ -79,7 +79,7 @@ def test_threshold_keeps_the_share(kept, floor):
     assert np.clip(scores / threshold, floor, 1.0).mean() == pytest.approx(kept, rel=1e-4)
 
 
-def test_what_is_left_out_is_worth_what_gradients_vary_more():
+def test_value_of_dropped_examples_matches_gradient_variance():
     random = np.random.default_rng(1)
     scores = random.random(100_000)
     labels = random.standard_normal(scores.size)
@@ -97,12 +97,12 @@ def test_what_is_left_out_is_worth_what_gradients_vary_more():
 
 
 @pytest.mark.parametrize("scores", [[], [0.0, 0.0]])
-def test_without_scores_all_are_kept(scores):
+def test_all_examples_are_kept_without_scores(scores):
     assert find_subsampling_threshold(scores, 0.5, 0.05) == 0.0
     assert find_subsampling_threshold([0.1, 0.2], 1.0, 0.05) == 0.0
 
 
-def test_a_window_s_end_finds_the_threshold_for_the_next():
+def test_window_end_computes_threshold_for_next_window():
     score = slip.PredictedLoss()
     skip = slip.SkipExamples(score, fraction=0.8)
     state = skip.initial_state()

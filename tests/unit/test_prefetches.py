@@ -31,7 +31,7 @@ def not_inlined(text: str) -> list[str]:
     return found
 
 
-def test_what_only_prefetches_is_inlined_by_force() -> None:
+def test_prefetch_only_functions_are_always_inlined() -> None:
     found = {path.name: not_inlined(path.read_text()) for path in SOURCES}
     assert len(found) > 100
     assert {name: parts for name, parts in found.items() if parts} == {}
@@ -45,9 +45,9 @@ def test_what_only_prefetches_is_inlined_by_force() -> None:
         "inline void Prefetch(int i) const { __builtin_prefetch(&rows[i]); }",
     ],
 )
-def test_one_that_is_not_is_found(text: str) -> None:
+def test_missing_always_inline_is_detected(text: str) -> None:
     assert not_inlined(text)
 
 
-def test_what_does_more_may_be_called() -> None:
+def test_functions_with_other_work_need_no_always_inline() -> None:
     assert not not_inlined("[&](int i) { rows.Prefetch(i + 8); sum += rows[i]; }")

@@ -57,14 +57,14 @@ TEST(RowDrift, LargeFiniteRowsDoNotOverflow) {
   EXPECT_FLOAT_EQ(Drift({3e30f, 4e30f}, {0, 0}, 1, DriftMetric::kL2)[0], 5e30f);
 }
 
-TEST(RowDrift, EmptyRowsAndNoRows) {
+TEST(RowDrift, AcceptsEmptyInput) {
   for (DriftMetric metric : kMetrics) {
     EXPECT_TRUE(Drift({}, {}, 0, metric).empty());
     EXPECT_EQ(Drift({}, {}, 3, metric), (std::vector<float>{0, 0, 0}));
   }
 }
 
-TEST(RowDrift, WritesOnlyItsRangeAndDoesNotDependOnIt) {
+TEST(RowDrift, ResultDoesNotDependOnRange) {
   constexpr int64_t kRows = 5, kDim = 7;
   std::vector<float> current(kRows * kDim), snapshot(kRows * kDim);
   for (int64_t i = 0; i < kRows * kDim; ++i) {

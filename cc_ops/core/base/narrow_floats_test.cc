@@ -65,7 +65,7 @@ std::vector<float> Values() {
   return values;
 }
 
-TYPED_TEST(NarrowFloats, TheMeanOverAllChancesIsTheValue) {
+TYPED_TEST(NarrowFloats, StochasticRoundingIsUnbiased) {
   for (const float value : Values()) {
     double sum = 0.;
     std::set<float> seen;
@@ -83,7 +83,7 @@ TYPED_TEST(NarrowFloats, TheMeanOverAllChancesIsTheValue) {
   }
 }
 
-TYPED_TEST(NarrowFloats, WhatIsRepresentableStays) {
+TYPED_TEST(NarrowFloats, RepresentableValuesAreUnchanged) {
   for (const float value : Values()) {
     const float rounded = Rounded<TypeParam>(value, 0);
     for (uint32_t chance = 0; chance < kChances; chance += 97) {
@@ -94,7 +94,7 @@ TYPED_TEST(NarrowFloats, WhatIsRepresentableStays) {
   }
 }
 
-TYPED_TEST(NarrowFloats, WhatIsTooLargeOrNotFiniteIsNotFinite) {
+TYPED_TEST(NarrowFloats, OverflowAndNonFiniteValuesAreNotFinite) {
   for (const uint32_t chance : {0u, 1u, 4096u, kChances - 1}) {
     EXPECT_EQ(Rounded<TypeParam>(TypeParam::kLargest, chance), TypeParam::kLargest);
     EXPECT_EQ(Rounded<TypeParam>(-TypeParam::kLargest, chance), -TypeParam::kLargest);
@@ -106,7 +106,7 @@ TYPED_TEST(NarrowFloats, WhatIsTooLargeOrNotFiniteIsNotFinite) {
   EXPECT_EQ(Rounded<TypeParam>(-std::numeric_limits<float>::max(), kChances - 1), -kInfinity);
 }
 
-TYPED_TEST(NarrowFloats, AllNumbersComeBackFromTheirOwnBits) {
+TYPED_TEST(NarrowFloats, AllNumbersRoundTrip) {
   for (uint32_t chance : {0u, 12345u, kChances - 1}) {
     for (float value = TypeParam::kLargest; value > 2 * TypeParam::kMinStep; value *= .73f) {
       const float low = Rounded<TypeParam>(value, 0);
@@ -117,7 +117,7 @@ TYPED_TEST(NarrowFloats, AllNumbersComeBackFromTheirOwnBits) {
   }
 }
 
-TYPED_TEST(NarrowFloats, VectorsAreLikeTheirValues) {
+TYPED_TEST(NarrowFloats, VectorConversionEqualsScalar) {
   using Rounding = typename TypeParam::Rounding;
   std::vector<float> values = Values(), lenders = Values();
   values.insert(values.end(), {kInfinity, -kInfinity, 70000.f, TypeParam::kLargest});
@@ -154,7 +154,7 @@ TYPED_TEST(NarrowFloats, VectorsAreLikeTheirValues) {
 }
 
 // The random bits of neighbors, and of a value in successive updates, are independent.
-TEST(ChanceOf, BitsAreEvenAndApart) {
+TEST(ChanceOf, BitsAreUniformAndIndependent) {
   int ones[16] = {};
   int ups = 0;
   constexpr int kDraws = 1 << 14;

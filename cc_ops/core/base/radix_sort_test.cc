@@ -16,7 +16,7 @@ struct Item {
   int order;
 };
 
-TEST(RadixSort, KeysOfAnySignAscendAndEqualOnesKeepTheirOrder) {
+TEST(RadixSort, SortsSignedKeysStably) {
   std::mt19937_64 random(1);
   constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
   for (const size_t count : {0u, 1u, 2u, 3u, 5000u}) {
@@ -40,7 +40,7 @@ TEST(RadixSort, KeysOfAnySignAscendAndEqualOnesKeepTheirOrder) {
   }
 }
 
-TEST(RadixSort, NumbersDescend) {
+TEST(RadixSort, SortsFloatsInDescendingOrder) {
   std::vector<float> numbers = {1.f, 0.f, std::numeric_limits<float>::max(), 1e-45f, 2.5f, 1.f};
   numbers.push_back(std::numeric_limits<float>::infinity());
   std::vector<float> expected = numbers;

@@ -40,7 +40,7 @@ std::vector<float> Normal(int64_t n, float deviation, unsigned seed) {
   return values;
 }
 
-TEST(RowCodec, ErrorsAreWithinHalfAStep) {
+TEST(RowCodec, ErrorsAreAtMostHalfStep) {
   for (const RowDtype dtype : kAll) {
     for (const int64_t dim : {1, 3, 16, 64, 100}) {
       const std::vector<float> values = Normal(40 * dim, .01f, 1);
@@ -62,7 +62,7 @@ TEST(RowCodec, ErrorsAreWithinHalfAStep) {
   }
 }
 
-TEST(RowCodec, EveryHalfComesBackAndFloatsGoToTheNearest) {
+TEST(RowCodec, HalfRoundTripsAndFloatsRoundToNearest) {
   for (uint32_t half = 0; half < 0x10000u; ++half) {
     const float value = FromFloat16(static_cast<uint16_t>(half));
     const uint16_t again = RoundToFloat16(value);
@@ -88,7 +88,7 @@ TEST(RowCodec, EveryHalfComesBackAndFloatsGoToTheNearest) {
   EXPECT_EQ(FromFloat16(RoundToFloat16(1e-9f)), 0.f);
 }
 
-TEST(RowCodec, TheMeanOfWhatIsChosenByChanceIsTheValue) {
+TEST(RowCodec, StochasticRoundingIsUnbiased) {
   constexpr int64_t kRows = 40000, kDim = 8;
   std::vector<float> values = Normal(kRows * kDim, 1e-4f, 2);
   // Next to a large value, all other values are within a fraction of a step from 0.
@@ -110,13 +110,13 @@ TEST(RowCodec, TheMeanOfWhatIsChosenByChanceIsTheValue) {
   }
 }
 
-TEST(RowCodec, EqualRowsBecomeEqualBytes) {
+TEST(RowCodec, EqualRowsEncodeToEqualBytes) {
   const std::vector<float> values = Normal(1000, 1.f, 3);
   EXPECT_EQ(ThereAndBack(values, 10, RowDtype::kInt8, RowRounding::kByChance),
             ThereAndBack(values, 10, RowDtype::kInt8, RowRounding::kByChance));
 }
 
-TEST(RowCodec, LargestAndSmallestValuesStay) {
+TEST(RowCodec, ExtremeValuesRoundTrip) {
   const float maximum = std::numeric_limits<float>::max();
   for (const RowRounding rounding : {RowRounding::kNearest, RowRounding::kByChance}) {
     const auto back = [&](const std::vector<float>& row) {
@@ -135,7 +135,7 @@ TEST(RowCodec, LargestAndSmallestValuesStay) {
   }
 }
 
-TEST(RowCodec, WhatIsNotFiniteIsSeen) {
+TEST(RowCodec, DetectsNonFiniteValues) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const RowDtype dtype : kAll) {
     for (const float bad : {std::nanf(""), infinity, -infinity}) {
@@ -158,7 +158,7 @@ TEST(RowCodec, WhatIsNotFiniteIsSeen) {
   }
 }
 
-TEST(RowCodec, AScaleWhoseMultiplesAreNotFiniteIsSeen) {
+TEST(RowCodec, DetectsScaleWithNonFiniteMultiples) {
   const float maximum = std::numeric_limits<float>::max();
   std::vector<uint8_t> encoded(5);
   EncodeRows(&maximum, nullptr, 1, 1, RowDtype::kInt8, RowRounding::kNearest, encoded.data());
@@ -169,7 +169,7 @@ TEST(RowCodec, AScaleWhoseMultiplesAreNotFiniteIsSeen) {
   }
 }
 
-TEST(RowCodec, NoValuesTakeNoBytes) {
+TEST(RowCodec, EmptyInputEncodesToNoBytes) {
   for (const RowDtype dtype : kAll) EXPECT_EQ(EncodedBytes(dtype, 0), 0);
 }
 

@@ -80,7 +80,7 @@ void RunsEveryTaskOnce(WorkCrew* crew, int sections, int tasks) {
   }
 }
 
-TEST(WorkCrew, RunsEveryTaskOnceWhateverTheDelayOfHelpers) {
+TEST(WorkCrew, RunsEveryTaskOnceWithDelayedHelpers) {
   for (const int delay : {0, 20, 200, 5000}) {
     Threads threads{std::chrono::microseconds(delay)};
     for (const int tasks : {1, 2, 3, 17}) {
@@ -90,7 +90,7 @@ TEST(WorkCrew, RunsEveryTaskOnceWhateverTheDelayOfHelpers) {
   }
 }
 
-TEST(WorkCrew, NobodyWaitsForHelpThatNeverComes) {
+TEST(WorkCrew, DoesNotWaitForLateHelpers) {
   std::vector<std::function<void()>> late;
   {
     WorkCrew crew(3, [&](std::function<void()> fn) { late.push_back(std::move(fn)); });
@@ -101,7 +101,7 @@ TEST(WorkCrew, NobodyWaitsForHelpThatNeverComes) {
   for (const std::function<void()>& fn : late) fn();
 }
 
-TEST(WorkCrew, HelpersTakePartInLaterSections) {
+TEST(WorkCrew, HelpersJoinLaterSections) {
   Threads threads;
   WorkCrew crew(2, threads.schedule());
   const std::thread::id self = std::this_thread::get_id();
@@ -115,7 +115,7 @@ TEST(WorkCrew, HelpersTakePartInLaterSections) {
   EXPECT_GE(helped, 2);
 }
 
-TEST(WorkCrew, ThrowsWhatATaskThrewOnceNoneIsRunning) {
+TEST(WorkCrew, RethrowsTaskExceptionAfterAllTasksEnd) {
   Threads threads;
   WorkCrew crew(2, threads.schedule());
   for (int failing = 0; failing < 4; ++failing) {
@@ -130,12 +130,12 @@ TEST(WorkCrew, ThrowsWhatATaskThrewOnceNoneIsRunning) {
   RunsEveryTaskOnce(&crew, 10, 4);
 }
 
-TEST(WorkCrew, DoesWithoutHelpersThatCannotBeAskedFor) {
+TEST(WorkCrew, RunsWithoutHelpersIfSchedulingFails) {
   WorkCrew crew(4, [](const std::function<void()>&) { throw std::bad_alloc(); });
   RunsEveryTaskOnce(&crew, 3, 4);
 }
 
-TEST(WorkCrew, ASectionWithinASectionRunsAlone) {
+TEST(WorkCrew, NestedSectionRunsOnCallingThread) {
   Threads threads;
   WorkCrew crew(2, threads.schedule());
   std::atomic<int> inner{0};
@@ -143,7 +143,7 @@ TEST(WorkCrew, ASectionWithinASectionRunsAlone) {
   EXPECT_EQ(inner, 12);
 }
 
-TEST(WorkCrew, OneThreadAsksForNobody) {
+TEST(WorkCrew, SingleThreadSchedulesNoHelpers) {
   Threads threads;
   WorkCrew crew(1, threads.schedule());
   RunsEveryTaskOnce(&crew, 3, 4);

@@ -8,7 +8,7 @@
 namespace slipstream {
 namespace {
 
-TEST(CountFilter, CountsAreRightOrTooHigh) {
+TEST(CountFilter, NeverUnderestimatesCounts) {
   CountFilter filter;
   EXPECT_EQ(filter.Count(5), 0u);
   EXPECT_EQ(filter.bytes(), 0);
@@ -29,13 +29,13 @@ TEST(CountFilter, CountsAreRightOrTooHigh) {
   EXPECT_EQ(filter.bytes(), CountFilter::kCounters);
 }
 
-TEST(CountFilter, StopsAtTheMost) {
+TEST(CountFilter, SaturatesAtMaximum) {
   CountFilter filter;
   EXPECT_EQ(filter.Add(-1, 1000), CountFilter::kMax);
   EXPECT_EQ(filter.Add(-1, 1), CountFilter::kMax);
 }
 
-TEST(CountFilter, ForgetsWhatWasLongAgo) {
+TEST(CountFilter, AgesOldCounts) {
   CountFilter filter;
   filter.Add(7, 8);
   for (int64_t i = 8; i < CountFilter::kCounters; ++i) filter.Add(7000, 1);
@@ -43,7 +43,7 @@ TEST(CountFilter, ForgetsWhatWasLongAgo) {
   EXPECT_EQ(filter.added(), 0);
 }
 
-TEST(CountFilter, IsRestored) {
+TEST(CountFilter, RestoresItsState) {
   CountFilter filter, other;
   for (int64_t key = 0; key < 1000; ++key) filter.Add(key, static_cast<uint32_t>(key % 7));
   other.Restore(filter.counters(), filter.added());

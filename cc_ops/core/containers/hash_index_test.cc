@@ -17,14 +17,14 @@
 namespace slipstream {
 namespace {
 
-TEST(HashIndex, EmptyFindsNothing) {
+TEST(HashIndex, EmptyIndexFindsNothing) {
   HashIndex index;
   EXPECT_EQ(index.Find(7), nullptr);
   EXPECT_FALSE(index.Erase(7));
   EXPECT_EQ(index.size(), 0);
 }
 
-TEST(HashIndex, EveryInt64IsAKey) {
+TEST(HashIndex, AcceptsEveryInt64Key) {
   HashIndex index;
   const std::vector<int64_t> keys = {0, -1, 1, std::numeric_limits<int64_t>::min(),
                                      std::numeric_limits<int64_t>::max()};
@@ -66,8 +66,8 @@ void AgreesWithUnorderedMap(int64_t range) {
   }
 }
 
-TEST(HashIndex, FewKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(12); }
-TEST(HashIndex, ManyKeysAgreeWithUnorderedMap) { AgreesWithUnorderedMap(5000); }
+TEST(HashIndex, FewKeysEqualUnorderedMap) { AgreesWithUnorderedMap(12); }
+TEST(HashIndex, ManyKeysEqualUnorderedMap) { AgreesWithUnorderedMap(5000); }
 
 // Returns the longest run of used entries, which bounds the length of a search.
 int64_t LongestRun(const HashIndex& index) {
@@ -79,7 +79,7 @@ int64_t LongestRun(const HashIndex& index) {
   return longest;
 }
 
-TEST(HashIndex, ChosenKeysDoNotCollide) {
+TEST(HashIndex, AdversarialKeysDoNotCollide) {
   // With HashKey, which is public, all of these keys would be in one shard and one line.
   constexpr int64_t kKeys = 6000;
   HashIndex index;
@@ -92,7 +92,7 @@ TEST(HashIndex, ChosenKeysDoNotCollide) {
 }
 
 // Growth of all shards in one step would make that step slow.
-TEST(HashIndex, ShardsThatFillAlikeGrowOneAfterTheOther) {
+TEST(HashIndex, EquallyFilledShardsGrowAtDifferentTimes) {
   std::vector<HashIndex> shards;
   for (int s = 0; s < kNumShards; ++s) shards.emplace_back(nullptr, s);
   constexpr int64_t kKeys = 40000, kStep = 400;  // 1% of the final number of keys.
@@ -119,7 +119,7 @@ TEST(HashIndex, LargeIndexStaysCompact) {
 }
 
 // Keys are inserted and erased before and after the index grows.
-TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
+TEST(HashIndex, GrowingLargeIndexKeepsItsKeys) {
   std::mt19937_64 random(2);
   IndexMemory memory(1);
   HashIndex index(&memory);
@@ -147,7 +147,7 @@ TEST(HashIndex, LargeIndexThatGrowsKeepsWhatItHas) {
 }
 
 // A step that waited for all of the memory would be slow.
-TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
+TEST(HashIndex, LargeIndexPreparesNextEntriesBeforeItGrows) {
   IndexMemory memory(1);
   HashIndex index(&memory);
   int grown = 0;
@@ -169,7 +169,7 @@ TEST(HashIndex, LargeIndexHasItsNextEntriesReadyBeforeItGrows) {
   }
 }
 
-TEST(HashIndex, WhatGetsReadyIsDroppedWhenKeysLeave) {
+TEST(HashIndex, ErasingKeysDropsPreparedEntries) {
   IndexMemory memory(1);
   HashIndex index(&memory);
   int64_t key = 0;
@@ -188,7 +188,7 @@ TEST(HashIndex, WhatGetsReadyIsDroppedWhenKeysLeave) {
   EXPECT_GT(index.prepared(), 0);
 }
 
-TEST(HashIndex, OnTheHeapNothingIsPrepared) {
+TEST(HashIndex, HeapIndexPreparesNothing) {
   HashIndex index;
   for (int64_t key = 0; key < 200000; ++key) {
     index.Insert(key, 0);

@@ -19,13 +19,13 @@ KeySet SetOf(const std::vector<int64_t>& keys) {
   return set;
 }
 
-TEST(KeySet, ANewOneIsEmpty) {
+TEST(KeySet, NewSetIsEmpty) {
   const KeySet set;
   EXPECT_EQ(set.size(), 0);
   for (int64_t key : {kLowest, int64_t{-1}, int64_t{0}, kHighest}) EXPECT_FALSE(set.Contains(key));
 }
 
-TEST(KeySet, EveryInt64IsAKey) {
+TEST(KeySet, AcceptsEveryInt64Key) {
   const std::vector<int64_t> keys = {kLowest, kLowest + 1, -1, 0, 1, kHighest};
   const KeySet all = SetOf(keys);
   EXPECT_EQ(all.size(), 6);
@@ -39,7 +39,7 @@ TEST(KeySet, EveryInt64IsAKey) {
   }
 }
 
-TEST(KeySet, AKeyGivenTwiceCountsOnce) {
+TEST(KeySet, DuplicateKeyCountsOnce) {
   const KeySet set = SetOf({7, kLowest, 7, kLowest, 7});
   EXPECT_EQ(set.size(), 2);
   EXPECT_TRUE(set.Contains(7));

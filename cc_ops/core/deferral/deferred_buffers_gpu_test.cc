@@ -245,7 +245,7 @@ TEST_P(DeferredBuffersOnGpuTest, EqualsTheCpu) {
   }
 }
 
-TEST_P(DeferredBuffersOnGpuTest, LimitsOfRowsEqualTheCpu) {
+TEST_P(DeferredBuffersOnGpuTest, RowLimitsEqualTheCpu) {
   for (int64_t max_rows : {0, 1, 16, 299}) {
     for (int64_t max_age : {1, 1000}) {
       DeferralRule rule = {};
@@ -256,7 +256,7 @@ TEST_P(DeferredBuffersOnGpuTest, LimitsOfRowsEqualTheCpu) {
   }
 }
 
-TEST_P(DeferredBuffersTest, NoMoreAreDeferredThanAllowed) {
+TEST_P(DeferredBuffersTest, DefersAtMostMaxRows) {
   for (int64_t max_rows : {0, 1, 16, 299}) {
     const std::unique_ptr<Deferring> deferring = MakeDevice(300, 2);
     DeferralRule rule = {1, 1000, max_rows, true, false, false};
@@ -274,7 +274,7 @@ TEST_P(DeferredBuffersTest, NoMoreAreDeferredThanAllowed) {
   }
 }
 
-TEST_P(DeferredBuffersTest, MoreMayBeDeferredThanAllowedNow) {
+TEST_P(DeferredBuffersTest, KeepsRowsWhenLimitShrinks) {
   const std::unique_ptr<Deferring> deferring = MakeDevice(8, 1);
   DeferralRule rule = {1, 100, 8, true, false, false};
   const KeySet saturated = EverySecondOf(20);
@@ -289,7 +289,7 @@ TEST_P(DeferredBuffersTest, MoreMayBeDeferredThanAllowedNow) {
   EXPECT_EQ(deferred(4, {4, 6}), 1);
 }
 
-TEST_P(DeferredBuffersTest, SumsThatAreNotFiniteLeaveAtOnce) {
+TEST_P(DeferredBuffersTest, AppliesNonFiniteSumsAtOnce) {
   const std::unique_ptr<Deferring> deferring = MakeDevice(4, 40);
   const KeySet saturated = EverySecondOf(20);
   DeferralRule rule = {1, 100, 4, true, false, false};
@@ -309,7 +309,7 @@ TEST_P(DeferredBuffersTest, SumsThatAreNotFiniteLeaveAtOnce) {
 constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
 constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
 
-TEST_P(DeferredBuffersTest, TheLowestKeyLeavesAtOnce) {
+TEST_P(DeferredBuffersTest, AppliesLowestKeyAtOnce) {
   KeySet saturated;
   ASSERT_TRUE(saturated.Build(&kLowest, 1).ok());
   for (bool by_movement : {false, true}) {
@@ -322,7 +322,7 @@ TEST_P(DeferredBuffersTest, TheLowestKeyLeavesAtOnce) {
   }
 }
 
-TEST_P(DeferredBuffersTest, AllKeysButTheLowestCanBeDeferred) {
+TEST_P(DeferredBuffersTest, DefersAllKeysExceptLowest) {
   const std::vector<int64_t> keys = {kLowest + 1, -1, 0, kHighest};
   KeySet saturated;
   ASSERT_TRUE(saturated.Build(keys.data(), 4).ok());
@@ -335,7 +335,7 @@ TEST_P(DeferredBuffersTest, AllKeysButTheLowestCanBeDeferred) {
   EXPECT_EQ(due.sums, (std::vector<float>{1, 2, 13, 20, 4}));
 }
 
-TEST(DeferredBuffersOnCpuTest, WhatIsDeferredMovesToOtherBuffers) {
+TEST(DeferredBuffersOnCpuTest, MovesSumsToOtherBuffers) {
   std::vector<int64_t> keys = {DeferredBuffers::kFree, 7, DeferredBuffers::kFree, -3},
                        since = {0, 6, 0, 5};
   std::vector<float> sums = {0, 0, 1, 2, 0, 0, 3, 4};
@@ -351,7 +351,7 @@ TEST(DeferredBuffersOnCpuTest, WhatIsDeferredMovesToOtherBuffers) {
 }
 
 // The memory after the buffers must not be written.
-TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomStayAsTheyAre) {
+TEST(DeferredBuffersOnCpuTest, ImportBeyondCapacityChangesNothing) {
   const DeferredContents contents = {{4, 7, -3}, {1, 2, 3}, {}, {1, 2, 3}};
   std::vector<int64_t> keys(3, 99), since(3, 98);
   std::vector<float> sums(3, 97);
@@ -363,7 +363,7 @@ TEST(DeferredBuffersOnCpuTest, BuffersWithoutRoomStayAsTheyAre) {
   EXPECT_EQ(sums, std::vector<float>(3, 97));
 }
 
-TEST(DeferredBuffersOnCpuTest, BadContentsGiveAnError) {
+TEST(DeferredBuffersOnCpuTest, RejectsInvalidContents) {
   std::vector<int64_t> deferred_keys = {7, DeferredBuffers::kFree}, since = {1, 0};
   std::vector<float> deferred_sums = {1, 2};
   const DeferredBuffers buffers = {deferred_keys.data(), since.data(), deferred_sums.data(), 2, 1};
@@ -384,7 +384,7 @@ TEST(DeferredBuffersOnCpuTest, BadContentsGiveAnError) {
   }
 }
 
-TEST(DeferredBuffersOnCpuTest, ContentsComeBackByAge) {
+TEST(DeferredBuffersOnCpuTest, ExportsContentsByAge) {
   std::vector<int64_t> keys(4), since(4);
   std::vector<float> sums(8);
   const DeferredBuffers buffers = {keys.data(), since.data(), sums.data(), 4, 2};

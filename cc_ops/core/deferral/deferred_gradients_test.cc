@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kDim = 3;
 
-TEST(DeferredGradients, KeepsWhatAMapKeeps) {
+TEST(DeferredGradients, EqualsStandardMap) {
   DeferredGradients sums(kDim);
   std::map<int64_t, std::pair<int64_t, std::vector<float>>> model;
   std::mt19937_64 random(1);
@@ -40,7 +40,7 @@ TEST(DeferredGradients, KeepsWhatAMapKeeps) {
   }
 }
 
-TEST(DeferredGradients, ListsFromTheOldestToTheYoungest) {
+TEST(DeferredGradients, ListsFromOldestToYoungest) {
   DeferredGradients sums(kDim);
   for (int64_t key = 0; key < 6; ++key) sums.Insert(key, 10 + key);
   for (int64_t key : {0, 3, 5}) sums.Remove(sums.Find(key));
@@ -56,7 +56,7 @@ TEST(DeferredGradients, ListsFromTheOldestToTheYoungest) {
 }
 
 // The memory of removed gradients is reused, whichever is the oldest.
-TEST(DeferredGradients, TakesNoMemoryForWhatHasLeft) {
+TEST(DeferredGradients, FreesMemoryOfErasedSums) {
   DeferredGradients sums(kDim);
   for (int64_t key = 0; key < 8; ++key) sums.Insert(key, 0);
   int64_t after_a_while = 0;

@@ -16,7 +16,7 @@ SendBufferView ViewOf(const SendBuffer& buffer) {
           buffer.values.data(), static_cast<int64_t>(buffer.values.size())};
 }
 
-TEST(MergedRows, AreTheSumsOfEachKeyAtItsOwner) {
+TEST(MergedRows, SumsEachKeyAtItsOwner) {
   std::mt19937_64 random(5);
   const std::vector<int64_t> floats = {2, 1};
   for (const int ranks : {1, 3}) {
@@ -62,7 +62,7 @@ TEST(MergedRows, AreTheSumsOfEachKeyAtItsOwner) {
   }
 }
 
-TEST(MergedRows, OfNothingAreNone) {
+TEST(MergedRows, EmptyBufferMergesToNothing) {
   SendBuffer nothing, merged;
   nothing.sizes = {0, 0};
   merged.keys = {1};
@@ -71,7 +71,7 @@ TEST(MergedRows, OfNothingAreNone) {
   EXPECT_TRUE(merged.keys.empty() && merged.values.empty());
 }
 
-TEST(MergedRows, FitTogether) {
+TEST(MergedRows, RejectsInconsistentBuffer) {
   SendBuffer wrong, merged;
   wrong.sizes = {2};
   wrong.keys = {1};

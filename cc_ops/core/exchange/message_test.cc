@@ -48,7 +48,7 @@ Sent Read(const std::vector<uint8_t>& bytes) {
   return got;
 }
 
-TEST(MessageTest, WhatIsWrittenIsRead) {
+TEST(MessageTest, WrittenMessageRoundTrips) {
   const Sent sent;
   for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBfloat16, RowDtype::kFloat16}) {
     SteadyLengths lengths;
@@ -67,7 +67,7 @@ TEST(MessageTest, WhatIsWrittenIsRead) {
   }
 }
 
-TEST(MessageTest, ValuesAreRoundedToTheNearestBfloat16) {
+TEST(MessageTest, RoundsValuesToNearestBfloat16) {
   Sent sent;
   sent.values[0] = 1.f + 1.f / 256;  // Midpoints of two values round to even.
   sent.values[1] = 1.f + 3.f / 256;
@@ -81,7 +81,7 @@ TEST(MessageTest, ValuesAreRoundedToTheNearestBfloat16) {
   EXPECT_EQ(got.values[3], std::numeric_limits<float>::infinity());
 }
 
-TEST(MessageTest, NothingOfTheMemoryBeforeIsSent) {
+TEST(MessageTest, PaddingIsZeroed) {
   SteadyLengths lengths;
   const std::vector<uint8_t> bytes = Written(Sent(), RowDtype::kFloat32, &lengths);
   int64_t length = 0;
@@ -90,7 +90,7 @@ TEST(MessageTest, NothingOfTheMemoryBeforeIsSent) {
   for (int64_t i = 4 * 8 + 3 * 8 + 7 * 4; i < length; ++i) EXPECT_EQ(bytes[i], 0) << i;
 }
 
-TEST(MessageTest, LengthsStayUntilOneIsTooShortOrLongTooLong) {
+TEST(MessageTest, LengthsChangeOnlyIfTooShortOrLongTooLong) {
   SteadyLengths lengths;
   const int64_t first = lengths.Of(1, 100000);
   EXPECT_GE(first, 100000);
@@ -109,7 +109,7 @@ TEST(MessageTest, LengthsStayUntilOneIsTooShortOrLongTooLong) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(lengths.Of(2, i * 10), lengths.Of(2, 0));
 }
 
-TEST(MessageTest, PartsThatDoNotFitAreRefused) {
+TEST(MessageTest, RejectsPartsThatDoNotFit) {
   SteadyLengths lengths;
   const auto status_of = [&](const Sent& sent) {
     return MessageWriter(kRowFloats, RowDtype::kFloat32).Take(sent.view(), &lengths);
@@ -126,7 +126,7 @@ TEST(MessageTest, PartsThatDoNotFitAreRefused) {
   EXPECT_FALSE(status_of(sent).ok());
 }
 
-TEST(MessageTest, DamagedMessagesAreRefused) {
+TEST(MessageTest, RejectsDamagedMessages) {
   SteadyLengths lengths;
   const std::vector<uint8_t> whole = Written(Sent(), RowDtype::kFloat32, &lengths);
   const auto message_of = [](const std::vector<uint8_t>& bytes, int ranks) {

@@ -11,7 +11,7 @@
 namespace slipstream {
 namespace {
 
-TEST(Pull, MakesRowsInTrainingOnly) {
+TEST(Pull, CreatesRowsInTrainingOnly) {
   for (const std::string& kind : AllRuleNames()) {
     auto owner = MakeTable(kind);
     Request evaluated({3, -7, 3}), trained = evaluated;
@@ -28,7 +28,7 @@ TEST(Pull, MakesRowsInTrainingOnly) {
   }
 }
 
-TEST(Pull, TellsTheBytesOfEachRank) {
+TEST(Pull, ReportsBytesOfEachRank) {
   auto owner = MakeTable("sgd");
   const std::vector<int64_t> keys = {1, 2, 3}, sizes = {1, 0, 2};
   for (const int64_t key : keys) {
@@ -45,7 +45,7 @@ TEST(Pull, TellsTheBytesOfEachRank) {
   EXPECT_EQ(pulled.messages.size(), 3u * 1024);
 }
 
-TEST(Pull, RowsThatCannotBeSentAreRefused) {
+TEST(Pull, RejectsRowsThatCannotBeSent) {
   auto owner = MakeTable("sgd");
   const Request request({1, 2});
   PullOptions options;
@@ -63,7 +63,7 @@ TEST(Pull, RowsThatCannotBeSentAreRefused) {
   EXPECT_EQ(unsent.Of(0, 1), 1024) << "what was not sent is not remembered";
 }
 
-TEST(Pull, BoundedTablesRefuseWhatTheyCannotHold) {
+TEST(Pull, BoundedTableRejectsRequestBeyondCapacity) {
   auto owner = MakeTable("sgd", 3);
   const Status status = Request({1, 2, 3, 4}).Pull({owner.get()}, true);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
@@ -75,7 +75,7 @@ TEST(Pull, BoundedTablesRefuseWhatTheyCannotHold) {
   EXPECT_NE(owner->rows().Find(3), nullptr);
 }
 
-TEST(Pull, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
+TEST(Pull, FailedRequestEvictsNothingInAnyTable) {
   auto first = MakeTable("sgd", 3), second = MakeTable("sgd", 3);
   ASSERT_TRUE(Request({1, 2, 3}).Pull({first.get()}, true).ok());
   Request request({4, 5, 1, 2, 3, 4});
@@ -86,7 +86,7 @@ TEST(Pull, BoundedTablesGiveNothingUpIfOneCannotHoldItsKeys) {
   EXPECT_EQ(first->rows().num_evicted(), 0);
 }
 
-TEST(SlotSummary, NeverUnderestimatesAMovement) {
+TEST(SlotSummary, NeverUnderestimatesMovement) {
   std::mt19937_64 random(1);
   const auto uniform = [&] { return static_cast<float>(random() % 10001) / 5000.f - 1.f; };
   for (const std::string& kind : AllRuleNames()) {

@@ -65,7 +65,7 @@ TEST(Route, RequestsDistinctKeysFromOwners) {
   EXPECT_TRUE(Lookup({}).Route(replicas.get(), 2).empty());
 }
 
-TEST(Replicas, AreWhatTheOwnerGave) {
+TEST(Replicas, EqualRowsOfOwner) {
   auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad", 50);
   Lookup lookup({5, 6, 5});
   Request request(lookup.Route(replicas.get()));
@@ -91,7 +91,7 @@ TEST(Replicas, AreWhatTheOwnerGave) {
   EXPECT_EQ(RowLayout::Floats(replicas->rows().Find(5))[0], 42.f);
 }
 
-TEST(Replicas, AreNoneOfAnEvaluation) {
+TEST(Replicas, EvaluationStoresNoReplicas) {
   auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad", 50);
   Lookup known({5});
   Request of_known(known.Route(replicas.get()));
@@ -113,7 +113,7 @@ TEST(Replicas, AreNoneOfAnEvaluation) {
 
 // For random features, tables and ranks: the vectors, accesses and gradients equal a lookup in the
 // owner's tables.
-TEST(Replicas, GiveWhatALookupOfTheRowsGives) {
+TEST(Replicas, LookupEqualsLookupOfOwnerRows) {
   std::mt19937_64 random(3);
   for (const int ranks : {1, 3}) {
     for (const int threads : {1, 3}) {
@@ -186,7 +186,7 @@ TEST(Replicas, GiveWhatALookupOfTheRowsGives) {
   }
 }
 
-TEST(Replicas, AreLookedUpByTheirOwnPlan) {
+TEST(Replicas, RejectPlanOfOtherBatch) {
   auto owner = MakeTable("sgd"), replicas = MakeTable("sgd");
   Lookup lookup({1, 2}), other({1, 3});
   Request request(lookup.Route(replicas.get()));
@@ -199,7 +199,7 @@ TEST(Replicas, AreLookedUpByTheirOwnPlan) {
 }
 
 // Two plans with as many keys and new rows differ only in their tables.
-TEST(Replicas, AreThoseOfThePlansTables) {
+TEST(Replicas, RejectTablesOfOtherPlan) {
   auto first = MakeTable("sgd"), second = MakeTable("sgd");
   const std::vector<EmbeddingTable*> tables = {first.get(), second.get()};
   const std::vector<int64_t> keys = {1, 2, 3};
@@ -227,7 +227,7 @@ TEST(Replicas, AreThoseOfThePlansTables) {
   EXPECT_EQ(first->rows().size() + second->rows().size(), 0);
 }
 
-TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
+TEST(Replicas, NeverUnderestimateMovementWithoutSummary) {
   for (const std::string& kind : AllRuleNames()) {
     auto owner = MakeTable(kind), replicas = MakeTable(kind, 50);
     const UpdateRule rule = owner->options().rule;
@@ -252,7 +252,7 @@ TEST(Replicas, WithoutSummaryNeverUnderestimateAMovement) {
   }
 }
 
-TEST(Replicas, StayWithinTheirBound) {
+TEST(Replicas, StayWithinCapacity) {
   auto owner = MakeTable("sgd"), replicas = MakeTable("sgd", 8);
   for (int64_t first = 0; first < 100; first += 5) {
     Lookup lookup({first, first + 1, first + 2, first + 3, first + 4});
@@ -264,7 +264,7 @@ TEST(Replicas, StayWithinTheirBound) {
   }
 }
 
-TEST(Replicas, RefuseRowsThatAreNotFinite) {
+TEST(Replicas, RejectNonFiniteRows) {
   for (const RowDtype dtype :
        {RowDtype::kFloat32, RowDtype::kBfloat16, RowDtype::kFloat16, RowDtype::kInt8}) {
     auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
@@ -284,7 +284,7 @@ TEST(Replicas, RefuseRowsThatAreNotFinite) {
   }
 }
 
-TEST(Replicas, RefuseMessagesThatDoNotFit) {
+TEST(Replicas, RejectMessagesOfWrongSize) {
   auto owner = MakeTable("adagrad"), replicas = MakeTable("adagrad");
   Lookup lookup({1, 2});
   Request request(lookup.Route(replicas.get()));

@@ -47,7 +47,7 @@ std::vector<std::vector<float>> MakeRows(const EmbeddingTable& table, int64_t ro
   return made;
 }
 
-TEST(PulledRows, ComeBackAsTheyWere) {
+TEST(PulledRows, RoundTrip) {
   std::mt19937 random(1);
   for (const std::string& kind : AllRuleNames()) {
     for (const int64_t dim : {1, 3, 16}) {
@@ -106,7 +106,7 @@ TEST(PulledRows, ComeBackAsTheyWere) {
 }
 
 // Rows of a table that was imported without slots do not have their initial values.
-TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
+TEST(PulledRows, RowWithInitialSlotsAndChangedValuesIsSent) {
   auto table = MakeTable("adagrad", 2);
   std::mt19937 random(1);
   auto row = MakeRows(*table, 1, &random)[0];
@@ -119,7 +119,7 @@ TEST(PulledRows, RowsWithNewSlotsAndOtherValuesAreGiven) {
   EXPECT_EQ(replica, (std::vector<float>{row[0], row[1], 0.f, 0.f}));
 }
 
-TEST(PulledRows, RoundingKeepsWhatIsNoNumber) {
+TEST(PulledRows, RoundingKeepsNonFiniteValues) {
   auto table = MakeTable("sgd", 4);
   const float infinity = std::numeric_limits<float>::infinity();
   const float row[] = {std::nanf(""), infinity, -infinity, std::numeric_limits<float>::max()};

@@ -140,7 +140,7 @@ UpdatePolicy Defer(float movement, int64_t max_age) {
   return policy;
 }
 
-TEST(Exchange, OfOneProcessIsItsUpdate) {
+TEST(Exchange, SingleProcessEqualsUpdate) {
   for (const std::string kind : {"sgd", "adagrad"}) {
     Process direct(kind), exchanged(kind, 0, 1);
     std::mt19937_64 random(3);
@@ -158,7 +158,7 @@ TEST(Exchange, OfOneProcessIsItsUpdate) {
   }
 }
 
-TEST(Exchange, ProcessesStayEqualAndGiveTheUnionsUpdate) {
+TEST(Exchange, RanksStayEqualAndEqualUpdateOfWholeBatch) {
   for (const std::string kind : {"sgd", "adagrad"}) {
     constexpr int kRanks = 3;
     Process whole(kind);
@@ -266,7 +266,7 @@ TEST(Exchange, LosesNoDeferredGradient) {
   }
 }
 
-TEST(Exchange, SendBuffersGoToOwners) {
+TEST(Exchange, SendBuffersAreAddressedToOwners) {
   Process process("sgd");
   std::mt19937_64 random(6);
   const Batch batch = RandomBatch(&random, 300);
@@ -292,7 +292,7 @@ TEST(Exchange, SendBuffersGoToOwners) {
   EXPECT_EQ(whole.State(), process.State());
 }
 
-TEST(Exchange, DropsRowsOfKeysThatAreGone) {
+TEST(Exchange, DropsRowsOfEvictedKeys) {
   Process process("sgd");
   SendBuffer buffer;
   buffer.sizes = {1, 0};
@@ -310,7 +310,7 @@ TEST(Exchange, DropsRowsOfKeysThatAreGone) {
   EXPECT_TRUE(keys.empty());  // An update is not an access.
 }
 
-TEST(Exchange, RefusesWhatDoesNotFit) {
+TEST(Exchange, RejectsInvalidBuffers) {
   Process process("sgd");
   SendBuffer buffer;
   buffer.sizes = {2, 0};

@@ -117,7 +117,7 @@ TEST_P(AccessSketchTest, ManyCountersCountExactly) {
   EXPECT_EQ(sketch->Estimate({123456789, -123456789}), (std::vector<int64_t>{0, 0}));
 }
 
-TEST_P(AccessSketchTest, FewCountersNeverCountTooLow) {
+TEST_P(AccessSketchTest, FewCountersNeverUnderestimate) {
   constexpr int64_t kAccesses = 20000;
   const std::unique_ptr<Sketch> sketch = MakeSketch(8);
   const std::vector<int64_t> keys = SomeKeys(kAccesses, 5);
@@ -134,7 +134,7 @@ TEST_P(AccessSketchTest, FewCountersNeverCountTooLow) {
   EXPECT_LT(too_high, static_cast<int64_t>(exact.size()) / 50);
 }
 
-TEST_P(AccessSketchTest, TheSmallestSketchStillCounts) {
+TEST_P(AccessSketchTest, SmallestSketchCounts) {
   const std::unique_ptr<Sketch> sketch = MakeSketch(1);
   sketch->Add({1, 2, 3, 4, 5}, {});
   for (int64_t estimate : sketch->Estimate({1, 2, 3, 4, 5})) {
@@ -143,7 +143,7 @@ TEST_P(AccessSketchTest, TheSmallestSketchStillCounts) {
   }
 }
 
-TEST_P(AccessSketchTest, DecayRoundsDownAndIsTheSameEverywhere) {
+TEST_P(AccessSketchTest, DecayRoundsDownEquallyOnAllDevices) {
   const std::unique_ptr<Sketch> sketch = MakeSketch(16);
   const std::vector<int64_t> keys = {1, 2, 3, 4};
   sketch->Add(keys, {1000, 999, 1, 4294967295u});
@@ -167,14 +167,14 @@ TEST_P(AccessSketchTest, CountsBeyond32BitsAreDecayed) {
             std::numeric_limits<int64_t>::max());
 }
 
-TEST_P(AccessSketchTest, NothingIsAddedOrAsked) {
+TEST_P(AccessSketchTest, AcceptsEmptyInput) {
   const std::unique_ptr<Sketch> sketch = MakeSketch(4);
   sketch->Add({}, {});
   EXPECT_TRUE(sketch->Estimate({}).empty());
   EXPECT_EQ(sketch->Estimate({7})[0], 0);
 }
 
-TEST_P(AccessSketchTest, EveryInt64IsAKey) {
+TEST_P(AccessSketchTest, AcceptsEveryInt64Key) {
   const std::vector<int64_t> keys = {std::numeric_limits<int64_t>::min(), -1, 0,
                                      std::numeric_limits<int64_t>::max()};
   const std::unique_ptr<Sketch> sketch = MakeSketch(AccessSketch::kRows * 4);

@@ -178,7 +178,7 @@ TEST_P(HotKeySketchTest, EqualsTheDefinition) {
 
 // Zipf distribution: the 100th of 20,000 keys is accessed more often than a counter receives other
 // keys.
-TEST_P(HotKeySketchTest, TheHottestKeysAreRemembered) {
+TEST_P(HotKeySketchTest, RemembersHottestKeys) {
   const std::unique_ptr<Counter> counter = MakeCounter(12);
   std::map<int64_t, int64_t> exact;
   for (uint64_t step = 0; step < 40; ++step) {
@@ -199,7 +199,7 @@ TEST_P(HotKeySketchTest, TheHottestKeysAreRemembered) {
   for (size_t r = 0; r < 100; ++r) EXPECT_EQ(remembered.count(by_count[r].second), 1) << r;
 }
 
-TEST_P(HotKeySketchTest, AnyKeyCountsAndAllButTheLowestAreRemembered) {
+TEST_P(HotKeySketchTest, CountsAnyKeyAndRemembersAllExceptLowest) {
   constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
   constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
   const std::unique_ptr<Counter> counter = MakeCounter(6);

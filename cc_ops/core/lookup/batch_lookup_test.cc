@@ -82,14 +82,14 @@ std::vector<float> Train(int threads) {
   return all;
 }
 
-TEST(BatchLookup, SameBitsAtAnyNumberOfThreads) {
+TEST(BatchLookup, IsBitwiseEqualForAnyNumberOfThreads) {
   const std::vector<float> one = Train(1);
   EXPECT_FALSE(one.empty());
   EXPECT_EQ(one, Train(2));
   EXPECT_EQ(one, Train(7));
 }
 
-TEST(BatchLookup, EvaluationNeitherMakesNorCounts) {
+TEST(BatchLookup, EvaluationNeitherAllocatesNorCountsRows) {
   auto table = MakeTable(4);
   const std::vector<int64_t> keys = {1, 2, 1};
   std::vector<float> evaluated(12), trained(12);
@@ -106,7 +106,7 @@ TEST(BatchLookup, EvaluationNeitherMakesNorCounts) {
   EXPECT_EQ(table->Export().counts, (std::vector<float>{2, 1}));
 }
 
-TEST(BatchLookup, EmptyBatch) {
+TEST(BatchLookup, AcceptsEmptyBatch) {
   auto table = MakeTable(4);
   const std::vector<int64_t> keys;
   LookupWorkspace workspace;
@@ -135,7 +135,7 @@ TEST(BatchLookup, NonFiniteGradientChangesNothing) {
   }
 }
 
-TEST(BatchLookup, FullTableRefusesABatchThatCannotFit) {
+TEST(BatchLookup, FullTableRejectsBatchThatDoesNotFit) {
   auto table = MakeTable(2, 3);
   const std::vector<int64_t> fits = {1, 2, 3}, too_many = {4, 5, 6, 7};
   std::vector<float> out(8);
@@ -172,7 +172,7 @@ TEST(BatchLookup, UpdateOfAnEvictedKeyIsDroppedAndCounted) {
   EXPECT_EQ(after.rows[2], before.rows[2]);
 }
 
-TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
+TEST(BatchLookup, CopiesMatrixColumnsAndPadsWithZeros) {
   // Two columns of one matrix in two tables, with enough examples for thousands of keys per bucket.
   auto a = MakeTable(16), b = MakeTable(5);
   const std::vector<EmbeddingTable*> tables = {a.get(), b.get()};
@@ -215,7 +215,7 @@ TEST(BatchLookup, ColumnsOfAMatrixAreCopiedAndPaddingGivesZeros) {
   }
 }
 
-TEST(BatchLookup, KeysThatAreNotPooledAreExamplesOfTheirOwn) {
+TEST(BatchLookup, UnpooledKeysCountAsSeparateExamples) {
   // A padded matrix without pooling and a bag of the same table, with 6 and 2 examples.
   const std::vector<int64_t> matrix = {5, 7, -1, 7, -1, -1}, bag = {7, 9, 7};
   const std::vector<int64_t> splits = {0, 2, 3};
@@ -260,7 +260,7 @@ TEST(BatchLookup, KeysThatAreNotPooledAreExamplesOfTheirOwn) {
   }
 }
 
-TEST(BatchLookup, ABatchHasAsManyExamplesAsTheirNumbersReach) {
+TEST(BatchLookup, RejectsMoreExamplesThanInt32) {
   auto table = MakeTable(1);
   FeatureView without_keys;
   without_keys.batch = int64_t{1} << 31;

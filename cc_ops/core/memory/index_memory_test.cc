@@ -14,7 +14,7 @@
 namespace slipstream {
 namespace {
 
-TEST(IndexMemory, BlocksOfLikeSizeLieSideBySide) {
+TEST(IndexMemory, BlocksOfEqualSizeAreAdjacent) {
   IndexMemory memory(3);
   std::vector<char*> blocks;
   for (int b = 0; b < 3; ++b) {
@@ -37,7 +37,7 @@ TEST(IndexMemory, BlocksOfLikeSizeLieSideBySide) {
   for (int b : {0, 2}) memory.Release(blocks[b], 100);
 }
 
-TEST(IndexMemory, PagesOfABlockThatIsLeftAreNoLongerThere) {
+TEST(IndexMemory, FreedBlocksReturnTheirPages) {
   // Whole pages are returned and read as zeros; neighboring blocks keep theirs.
   constexpr size_t kBytes = size_t{1} << 20;
   IndexMemory memory(4);
@@ -57,7 +57,7 @@ TEST(IndexMemory, PagesOfABlockThatIsLeftAreNoLongerThere) {
   }
 }
 
-TEST(IndexMemory, ShardsGrowSideBySide) {
+TEST(IndexMemory, ShardsGrowConcurrently) {
   constexpr int kShards = 8, kKeys = 80000;  // The indexes also prepare their next memory.
   IndexMemory memory(kShards);
   std::vector<HashIndex> shards;

@@ -212,7 +212,7 @@ TEST_P(DriftClassificationTest, EqualsTheClassifier) {
   }
 }
 
-TEST_P(DriftClassificationTest, NothingIsTrackedOrThereIsNoInput) {
+TEST_P(DriftClassificationTest, AcceptsEmptyIndexAndEmptyBatch) {
   for (double alpha : {1.0, 0.5}) {
     const DriftClassifier classifier = {alpha, 3, SettingsOf(SkipMode::kDrift)};
     ExpectClassifiers({}, classifier, MixedSizes(), 50);
@@ -223,7 +223,7 @@ TEST_P(DriftClassificationTest, NothingIsTrackedOrThereIsNoInput) {
   }
 }
 
-TEST_P(DriftClassificationTest, SomeInputsAreSkippableAndSomeAreNot) {
+TEST_P(DriftClassificationTest, FindsSkippableAndOtherExamples) {
   const Drifts drifts = SomeDrifts(400);
   DriftIndex index;
   ASSERT_TRUE(index

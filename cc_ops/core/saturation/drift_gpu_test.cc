@@ -57,7 +57,7 @@ TEST_P(LaunchRowDriftTest, EqualsTheCpu) {
   }
 }
 
-TEST_P(LaunchRowDriftTest, WhatIsNotFiniteIsKept) {
+TEST_P(LaunchRowDriftTest, KeepsNonFiniteValues) {
   constexpr int64_t kDim = 40;
   for (float bad :
        {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),

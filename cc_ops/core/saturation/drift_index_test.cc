@@ -39,7 +39,7 @@ TEST(DriftIndex, EmptyIndexTracksNothing) {
   EXPECT_EQ(drifts[1], kInf);
 }
 
-TEST(DriftIndex, SameKeyOfTwoTablesIsTwoKeys) {
+TEST(DriftIndex, DistinguishesEqualKeysOfTwoTables) {
   DriftIndex index;
   ASSERT_TRUE(Build(&index, {0, 2}, {-1, -1}, {0.5f, 1.5f}).ok());
   EXPECT_EQ(DriftOf(index, {-1, 0}), 0.5f);
@@ -47,7 +47,7 @@ TEST(DriftIndex, SameKeyOfTwoTablesIsTwoKeys) {
   EXPECT_EQ(DriftOf(index, {-1, 1}), kInf);
 }
 
-TEST(DriftIndex, AgreesWithAMap) {
+TEST(DriftIndex, EqualsStandardMap) {
   std::mt19937_64 random(1);
   std::unordered_map<int64_t, float> expected;
   std::vector<int32_t> tables;
@@ -85,7 +85,7 @@ TEST(DriftIndex, NonFiniteDriftIsUntracked) {
   EXPECT_EQ(DriftOf(index, {4, 0}), 0.0f);
 }
 
-TEST(DriftIndex, BadInputIsAnErrorThatNamesItAndChangesNothing) {
+TEST(DriftIndex, RejectsInvalidInputAndStaysUnchanged) {
   DriftIndex index;
   ASSERT_TRUE(Build(&index, {0}, {9}, {0.25f}).ok());
   for (const int32_t table : {-1, 3, std::numeric_limits<int32_t>::max()}) {
@@ -118,7 +118,7 @@ struct ManyKeys {
   }
 };
 
-TEST(DriftIndex, ThreadsFindWhatOneThreadFinds) {
+TEST(DriftIndex, ThreadsEqualSingleThread) {
   const ManyKeys many(200001);
   DriftIndex one;
   ASSERT_TRUE(many.Build(&one, 1).ok());
@@ -158,7 +158,7 @@ TEST(DriftIndex, ThreadsReportTheFirstError) {
 }
 
 // Keys run past the end of a part into the next one, where their repeats must be found, too.
-TEST(DriftIndex, ThreadsFindEverySecondMention) {
+TEST(DriftIndex, ThreadsDetectEveryDuplicateKey) {
   const ManyKeys many(50000);
   for (size_t i = 0; i < many.keys.size(); i += 970) {
     ManyKeys twice = many;
@@ -171,7 +171,7 @@ TEST(DriftIndex, ThreadsFindEverySecondMention) {
   }
 }
 
-TEST(DriftIndex, RebuildsInTheMemoryThatItHas) {
+TEST(DriftIndex, RebuildReusesMemory) {
   const auto rebuild = [](DriftIndex* index, int64_t n, float drift) {
     std::vector<int32_t> tables(static_cast<size_t>(n), 1);
     std::vector<int64_t> keys(static_cast<size_t>(n));

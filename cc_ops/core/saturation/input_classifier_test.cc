@@ -92,7 +92,7 @@ TEST(InputClassifier, ReadsEveryLayout) {
   EXPECT_EQ(result.score, (std::vector<float>{kInf, kInf, kInf, kInf}));
 }
 
-TEST(InputClassifier, NothingIsSkippableAtFirstAndAtThresholdZero) {
+TEST(InputClassifier, NothingIsSkippableInitiallyOrAtThresholdZero) {
   InputClassifier classifier(TwoTables());
   const std::vector<int64_t> keys = {1, 2};
   EXPECT_EQ(Classify(&classifier, {Column(keys)}, 2).skippable, (std::vector<uint8_t>{0, 0}));
@@ -104,7 +104,7 @@ TEST(InputClassifier, NothingIsSkippableAtFirstAndAtThresholdZero) {
   EXPECT_EQ(Classify(&classifier, {Column(keys)}, 2).skippable, (std::vector<uint8_t>{1, 0}));
 }
 
-TEST(InputClassifier, CountsObservedInputsOfTheWindow) {
+TEST(InputClassifier, CountsObservedExamplesOfWindow) {
   InputClassifier classifier(TwoTables());
   SetDrift(&classifier);
   ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.15f, 0.0)).ok());
@@ -120,7 +120,7 @@ TEST(InputClassifier, CountsObservedInputsOfTheWindow) {
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
 }
 
-TEST(InputClassifier, RandomSkippingHitsItsShareWhateverTheBatches) {
+TEST(InputClassifier, RandomSkippingMeetsFractionForAnyBatchSize) {
   constexpr int64_t kInputs = 20000;
   const std::vector<int64_t> keys(kInputs, 1);
   InputClassifier whole(TwoTables()), parts(TwoTables());
@@ -140,13 +140,13 @@ TEST(InputClassifier, RandomSkippingHitsItsShareWhateverTheBatches) {
   EXPECT_EQ(Classify(&parts, {Column(part)}, 1000).skippable, std::vector<uint8_t>(1000, 1));
 }
 
-TEST(InputClassifier, EmptyBatch) {
+TEST(InputClassifier, AcceptsEmptyBatch) {
   InputClassifier classifier(TwoTables());
   SetDrift(&classifier);
   EXPECT_TRUE(Classify(&classifier, {Column({})}, 0).score.empty());
 }
 
-TEST(InputClassifier, BadInputIsAnError) {
+TEST(InputClassifier, RejectsInvalidInput) {
   ClassifierOptions options = TwoTables();
   for (const double alpha : {0.0, -1.0, 2.0, std::nan("")}) {
     options.alpha = alpha;
@@ -168,7 +168,7 @@ TEST(InputClassifier, BadInputIsAnError) {
   EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
 }
 
-TEST(InputClassifier, PassesOverFeaturesOfNoTable) {
+TEST(InputClassifier, IgnoresFeaturesWithoutTable) {
   InputClassifier classifier(TwoTables());
   SetDrift(&classifier);
   ASSERT_TRUE(classifier.Configure(Settings(SkipMode::kDrift, 0.15f, 0.0)).ok());
@@ -177,7 +177,7 @@ TEST(InputClassifier, PassesOverFeaturesOfNoTable) {
   EXPECT_EQ(result.skippable, (std::vector<uint8_t>{1, 0}));
 }
 
-TEST(Thinning, KeepsAShareThatStandsForAll) {
+TEST(Thinning, KeepsWeightedSampleOfSkippableExamples) {
   InputClassifier classifier(TwoTables());
   SetDrift(&classifier);
   ClassifierSettings settings = Settings(SkipMode::kDrift, 0.15f, 0.0);
@@ -202,7 +202,7 @@ TEST(Thinning, KeepsAShareThatStandsForAll) {
   EXPECT_EQ(counts.inputs_kept, static_cast<int64_t>(total / 8));
 }
 
-TEST(Shadow, FindsSkippableInputsAndKeepsThem) {
+TEST(Shadow, FindsSkippableExamplesAndKeepsThem) {
   InputClassifier classifier(TwoTables());
   SetDrift(&classifier);
   ClassifierSettings settings = Settings(SkipMode::kDrift, 0.15f, 0.0);
@@ -225,7 +225,7 @@ Status ClassifyBy(InputClassifier* classifier, const std::vector<FeatureView>& f
   return classifier->Classify(features, batch, true, out, window_batches);
 }
 
-TEST(Shadow, AShareOfTheBatchesCountsForAll) {
+TEST(Shadow, FractionOfBatchesIsScaledToAll) {
   constexpr int64_t kBatch = 100, kBatches = 160;
   const std::vector<int64_t> keys(kBatch, 1);
   for (const bool is_shadow : {true, false}) {
@@ -253,7 +253,7 @@ TEST(Shadow, AShareOfTheBatchesCountsForAll) {
   }
 }
 
-TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayBelowWhatWasSeen) {
+TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayWithinSeen) {
   constexpr int64_t kBatch = 100;
   const std::vector<int64_t> keys(kBatch, 1);
   InputClassifier classifier(TwoTables());
@@ -276,7 +276,7 @@ TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayBelowWhatWasSeen) {
   ASSERT_TRUE(ClassifyBy(&classifier, {Column({})}, 0, 1000, &result).ok());
 }
 
-TEST(LossStatistics, AreKeptApartAndTaken) {
+TEST(LossStatistics, AreSeparatedAndResetWhenTaken) {
   InputClassifier classifier(TwoTables());
   const std::vector<float> weights = {2.f, 1.f, 1.f};
   const std::vector<float> first = {0.5f, 1.f, std::nanf("")}, labels = {1.f, 0.f, 1.f};
@@ -298,7 +298,7 @@ TEST(LossStatistics, AreKeptApartAndTaken) {
   EXPECT_EQ(classifier.TakeLossStatistics().weight, 0.0);
 }
 
-TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
+TEST(InputClassifier, SampleScoresEqualClassificationScores) {
   constexpr int64_t kInputs = 1000, kMany = 50000;
   ClassifierOptions options = TwoTables();
   options.alpha = 0.6;
@@ -339,7 +339,7 @@ TEST(InputClassifier, ScoresOfTheSampleAreThoseOfClassifying) {
   }
 }
 
-TEST(InputClassifier, ThreadsMayShareIt) {
+TEST(InputClassifier, IsThreadSafe) {
   InputClassifier classifier(TwoTables());
   const std::vector<int64_t> keys(100, 1);
   std::vector<std::thread> threads;

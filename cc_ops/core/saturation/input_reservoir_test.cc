@@ -19,7 +19,7 @@ void OfferNumbers(InputReservoir* reservoir, int64_t count) {
   for (int64_t i = 0; i < count; ++i) Offer(reservoir, {{i, 0}}, 0.5f);
 }
 
-TEST(InputReservoir, KeepsAllInputsUntilItIsFull) {
+TEST(InputReservoir, KeepsAllExamplesUntilFull) {
   InputReservoir reservoir(4, 0);
   EXPECT_EQ(reservoir.size(), 0);
   Offer(&reservoir, {}, 0.5f);  // An example without lookups also counts.
@@ -50,7 +50,7 @@ TEST(InputReservoir, SampleIsUniform) {
   EXPECT_LT(chi_square, 150.0);
 }
 
-TEST(InputReservoir, SameSeedSameSample) {
+TEST(InputReservoir, SameSeedGivesSameSample) {
   InputReservoir first(8, 5), second(8, 5), other(8, 6);
   OfferNumbers(&first, 1000);
   OfferNumbers(&second, 1000);
@@ -63,7 +63,7 @@ TEST(InputReservoir, SameSeedSameSample) {
   EXPECT_GT(differing, 0);
 }
 
-TEST(InputReservoir, ClearStartsAnEmptySample) {
+TEST(InputReservoir, ClearStartsEmptySample) {
   InputReservoir reservoir(4, 0);
   OfferNumbers(&reservoir, 100);
   reservoir.Clear();
@@ -73,7 +73,7 @@ TEST(InputReservoir, ClearStartsAnEmptySample) {
   EXPECT_EQ(reservoir.input(1)[0].key, 1);
 }
 
-TEST(InputReservoir, GoesOnFromItsStateAsIfNeverStopped) {
+TEST(InputReservoir, ContinuesIdenticallyAfterRestore) {
   for (const int64_t before : {0, 3, 5, 40}) {
     InputReservoir one(5, 9), other(5, 9);
     OfferNumbers(&one, before);
@@ -91,7 +91,7 @@ TEST(InputReservoir, GoesOnFromItsStateAsIfNeverStopped) {
   }
 }
 
-TEST(InputReservoir, KnowsAStateThatDoesNotFit) {
+TEST(InputReservoir, RejectsMismatchedState) {
   InputReservoir reservoir(5, 0);
   OfferNumbers(&reservoir, 8);
   const InputReservoir::State whole = reservoir.Export();

@@ -9,7 +9,7 @@
 namespace slipstream {
 namespace {
 
-TEST(LookAhead, StopsBeforeTheBatchOfTheNextWindow) {
+TEST(LookAhead, StopsBeforeBatchOfNextWindow) {
   LookAhead ahead;
   ahead.BeginWindow(3, 0);
   for (int window = 0; window < 2; ++window) {
@@ -22,7 +22,7 @@ TEST(LookAhead, StopsBeforeTheBatchOfTheNextWindow) {
   }
 }
 
-TEST(LookAhead, GoesOnInTheMidstOfAWindowAndWithoutAny) {
+TEST(LookAhead, PullsFreelyWithinWindowAndWithoutWindow) {
   LookAhead ahead;
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(ahead.Pull());
   ahead.BeginWindow(4, 2);
@@ -30,7 +30,7 @@ TEST(LookAhead, GoesOnInTheMidstOfAWindowAndWithoutAny) {
   EXPECT_FALSE(ahead.Pull());
 }
 
-TEST(LookAhead, SettleWaitsForAllThatAreBeingMade) {
+TEST(LookAhead, SettleWaitsForBatchesInProgress) {
   LookAhead ahead;
   LookAhead::Wait wait;
   EXPECT_TRUE(ahead.Settle(&wait));
@@ -49,7 +49,7 @@ TEST(LookAhead, SettleWaitsForAllThatAreBeingMade) {
   maker.join();
 }
 
-TEST(LookAhead, SettleEndsWhenItIsCancelled) {
+TEST(LookAhead, SettleEndsWhenCancelled) {
   LookAhead ahead;
   ASSERT_TRUE(ahead.Pull());
   LookAhead::Wait wait, early;

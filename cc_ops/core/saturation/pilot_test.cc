@@ -59,7 +59,7 @@ double MeanResidual(Pilot* pilot, const Batch& batch, bool is_learning) {
   return sum / static_cast<double>(n);
 }
 
-TEST(PilotTest, FactorsLearnWhatPairsTell) {
+TEST(PilotTest, FactorsLearnKeyPairs) {
   for (int factors : {1, 4, 5, 8}) {
     Pilot pilot(Options(PilotKind::kFm, factors));
     MeanResidual(&pilot, Parity(200000, 1), true);
@@ -70,7 +70,7 @@ TEST(PilotTest, FactorsLearnWhatPairsTell) {
   EXPECT_GT(MeanResidual(&linear, Parity(1000, 2), false), 0.45);
 }
 
-TEST(PilotTest, LinearLearnsWhatKeysTellAndLabelTheBaseRate) {
+TEST(PilotTest, LinearLearnsKeysAndLabelLearnsBaseRate) {
   Batch batch = Parity(200000, 3);
   for (size_t i = 0; i < batch.labels.size(); ++i) batch.labels[i] = batch.first[i] == 0;
   Pilot linear(Options(PilotKind::kLinear)), label(Options(PilotKind::kLabel));
@@ -84,7 +84,7 @@ TEST(PilotTest, LinearLearnsWhatKeysTellAndLabelTheBaseRate) {
   });
 }
 
-TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
+TEST(PilotTest, AveragesMultipleKeysAndIgnoresPadding) {
   // A feature with three keys, including padding, and a feature with the two other keys.
   const std::vector<int64_t> padded = {5, -1, 7}, alone = {5, 7};
   FeatureView wide;
@@ -120,7 +120,7 @@ TEST(PilotTest, AveragesSeveralKeysAndPassesPadding) {
   EXPECT_LT(predicted(narrow), predicted(wide));
 }
 
-TEST(PilotTest, GoesOnFromWhatItExported) {
+TEST(PilotTest, ContinuesIdenticallyAfterExport) {
   Pilot pilot(Options(PilotKind::kFm)), other(Options(PilotKind::kFm));
   MeanResidual(&pilot, Parity(500, 4), true);
   const Pilot::State state = pilot.Export();
@@ -142,7 +142,7 @@ TEST(PilotTest, GoesOnFromWhatItExported) {
             MeanResidual(&other, Parity(500, 6), false));
 }
 
-TEST(PilotTest, RefusesOptionsOutOfRange) {
+TEST(PilotTest, RejectsOptionsOutOfRange) {
   EXPECT_FALSE(Pilot::Validate(Options(PilotKind::kFm, 0)).ok());
   EXPECT_FALSE(Pilot::Validate(Options(PilotKind::kFm, 9)).ok());
   EXPECT_FALSE(Pilot::Validate(Options(PilotKind::kLinear, 4, 1023)).ok());
@@ -155,7 +155,7 @@ ClassifierOptions OptionsWith(PilotKind kind) {
   return options;
 }
 
-TEST(SubsamplingTest, WhatIsKeptStandsForAll) {
+TEST(SubsamplingTest, KeptExamplesAreUnbiasedSample) {
   InputClassifier classifier(OptionsWith(PilotKind::kFm));
   ClassifierSettings settings;
   settings.mode = SkipMode::kPredictedLoss;
@@ -189,7 +189,7 @@ TEST(SubsamplingTest, WhatIsKeptStandsForAll) {
   EXPECT_EQ(counts.inputs_skipped, kBatch * kBatches - kept_inputs);
 }
 
-TEST(SubsamplingTest, KeepsAllBeforeItIsConfiguredAndInShadowMode) {
+TEST(SubsamplingTest, KeepsAllBeforeConfigurationAndInShadowMode) {
   InputClassifier classifier(OptionsWith(PilotKind::kLabel));
   const Batch batch = Parity(100, 1);
   for (const bool is_shadow : {false, true}) {
@@ -213,7 +213,7 @@ TEST(SubsamplingTest, KeepsAllBeforeItIsConfiguredAndInShadowMode) {
   EXPECT_GT(classifier.EndWindow().inputs_skippable, 90);
 }
 
-TEST(SubsamplingTest, OffsetIsTheRatioOfChances) {
+TEST(SubsamplingTest, OffsetIsRatioOfKeepProbabilities) {
   InputClassifier classifier(OptionsWith(PilotKind::kModel));
   ClassifierSettings settings;
   settings.mode = SkipMode::kPredictedLoss;
@@ -235,7 +235,7 @@ TEST(SubsamplingTest, OffsetIsTheRatioOfChances) {
   EXPECT_NEAR(static_cast<double>(negatives), 100.0, 40.0);
 }
 
-TEST(SubsamplingTest, RefusesWhatIsOutOfRangeAndChangesNothing) {
+TEST(SubsamplingTest, RejectsInvalidInputAndStaysUnchanged) {
   InputClassifier classifier(OptionsWith(PilotKind::kFm));
   Batch batch = Parity(10, 1);
   std::vector<float> weights(10, 1.0f);

@@ -22,7 +22,7 @@ TEST(RequiredLookups, IsExactForEveryPercentage) {
   }
 }
 
-TEST(RequiredLookups, TakesThirdsAsTheyAreMeant) {
+TEST(RequiredLookups, IsExactForThirds) {
   EXPECT_EQ(RequiredLookups(1.0 / 3.0, 3), 1);
   EXPECT_EQ(RequiredLookups(2.0 / 3.0, 3), 2);
   EXPECT_EQ(RequiredLookups(2.0 / 3.0, 30000), 20000);
@@ -57,13 +57,13 @@ class SkipScoreTest : public testing::Test {
   InputLookups inputs_;
 };
 
-TEST_F(SkipScoreTest, AlphaOneIsTheLargestDrift) {
+TEST_F(SkipScoreTest, AlphaOneGivesLargestDrift) {
   EXPECT_EQ(Score(1.0, {9, 4, 6}), 5.0f);
   EXPECT_EQ(Score(1.0, {9}), 0.0f);
   EXPECT_EQ(Score(1.0, {9, 77}), kInf);
 }
 
-TEST_F(SkipScoreTest, NineTenthsOfTenIsTheNinthSmallest) {
+TEST_F(SkipScoreTest, AlphaNineTenthsOfTenGivesNinthSmallest) {
   EXPECT_EQ(Score(0.9, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}), 8.0f);
 }
 
@@ -72,7 +72,7 @@ TEST_F(SkipScoreTest, UntrackedKeysCountAsInfinite) {
   EXPECT_EQ(Score(0.5, {77, 9, 78, 79}), kInf);
 }
 
-TEST_F(SkipScoreTest, IsTheSameForFewAndManyThatMayMove) {
+TEST_F(SkipScoreTest, EqualsSortForAnyNumberOfLookups) {
   std::mt19937 random(1);
   for (int64_t m = 1; m <= 60; ++m) {
     std::vector<float> drifts;

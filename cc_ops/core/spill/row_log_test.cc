@@ -106,7 +106,7 @@ TEST(PageLayout, HoldsWholeRows) {
   }
 }
 
-TEST(PageLayout, SeesEveryChangedByte) {
+TEST(PageLayout, DetectsEveryChangedByte) {
   const PageLayout layout(600);
   std::vector<char> page(static_cast<size_t>(layout.bytes));
   for (int64_t row = 0; row < layout.rows; ++row) {
@@ -122,7 +122,7 @@ TEST(PageLayout, SeesEveryChangedByte) {
   }
 }
 
-TEST(RowLog, HasWhatWasPutThere) {
+TEST(RowLog, StoresWrittenRows) {
   KnownLog known;
   std::mt19937_64 random(1);
   for (int i = 0; i < 5000; ++i) {
@@ -148,7 +148,7 @@ TEST(RowLog, HasWhatWasPutThere) {
 }
 
 // Simulates another process that writes to the file.
-TEST(RowLog, DamageIsAnError) {
+TEST(RowLog, ReportsDamage) {
   KnownLog known;
   for (int64_t key = 0; key < 200; ++key) known.Put(key, 0);
   while (!known.log->Poll().ok() || known.log->InMemory(known.known[0].position) != nullptr) {
@@ -171,7 +171,7 @@ TEST(RowLog, DamageIsAnError) {
 }
 
 // A sealed file can be read after all of its rows were dropped.
-TEST(SealedFiles, StayAsTheyAre) {
+TEST(SealedFiles, SealedFilesAreImmutable) {
   KnownLog known;
   std::mt19937_64 random(2);
   for (int i = 0; i < 2000; ++i) known.Put(static_cast<int64_t>(random() % 100), i);
@@ -226,14 +226,14 @@ TEST(SealedFiles, StayAsTheyAre) {
   }
 }
 
-TEST(SpillFiles, NamesTheFolderThatIsNone) {
+TEST(SpillFiles, ErrorNamesMissingDirectory) {
   std::unique_ptr<SpillFiles> files;
   const Status status = SpillFiles::Open("/not/there", 4096, &files);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("/not/there"), std::string::npos);
 }
 
-TEST(DiskThreads, TellsHowATransferFailed) {
+TEST(DiskThreads, ReportsFailedTransfer) {
   std::unique_ptr<SpillFiles> files;
   ASSERT_TRUE(SpillFiles::Open(testing::TempDir(), 4096, &files).ok());
   Extent extent;

@@ -34,7 +34,7 @@ void Touch(EmbeddingTable* table, int64_t key, int times = 1) {
 
 bool Has(const EmbeddingTable& table, int64_t key) { return table.rows().Find(key) != nullptr; }
 
-TEST(TableOptions, BadOptionsAreNamed) {
+TEST(TableOptions, ErrorNamesInvalidOptions) {
   TableOptions options = Options();
   options.dim = 0;
   EXPECT_NE(ValidateTableOptions(options).message().find("dim of table 'item' is 0"),
@@ -63,7 +63,7 @@ TEST(EmbeddingTable, InitialRowsDependOnSeedAndKeyOnly) {
   EXPECT_NE(different.Export().rows[0], a.rows[0]);
 }
 
-TEST(EmbeddingTable, NormalRowsHaveTheirMoments) {
+TEST(EmbeddingTable, NormalRowsHaveExpectedMoments) {
   TableOptions options = Options();
   options.initializer.kind = RowInitializer::Kind::kNormal;
   options.initializer.a = 2.f;
@@ -81,7 +81,7 @@ TEST(EmbeddingTable, NormalRowsHaveTheirMoments) {
   EXPECT_NEAR(std::sqrt(squares / n), 0.5, 0.01);
 }
 
-TEST(EmbeddingTable, GatherGivesInitialRowsOfAbsentKeys) {
+TEST(EmbeddingTable, GatherReturnsInitialRowsOfAbsentKeys) {
   EmbeddingTable table(Options());
   Touch(&table, 1);
   const int64_t keys[] = {1, 2};
@@ -125,7 +125,7 @@ TEST(EmbeddingTable, HotKeysAreSortedAndDecay) {
   EXPECT_TRUE(keys.empty());
 }
 
-TEST(EmbeddingTable, HotKeysByKeyAreTheSameKeys) {
+TEST(EmbeddingTable, HotKeysInKeyOrderAreSameKeys) {
   using Order = RowStore::HotKeyOrder;
   EmbeddingTable table(Options());
   for (int64_t key = -2000; key < 3000; ++key) Touch(&table, key, 1 + static_cast<int>(key & 7));
@@ -146,7 +146,7 @@ TEST(EmbeddingTable, HotKeysByKeyAreTheSameKeys) {
   }
 }
 
-TEST(EmbeddingTable, GatherFindsTheRowsOfManyKeysByAnyThreads) {
+TEST(EmbeddingTable, GatherFindsManyKeysWithAnyNumberOfThreads) {
   EmbeddingTable table(Options());
   for (int64_t key = 0; key < 100; key += 2) {
     Touch(&table, key);
@@ -168,7 +168,7 @@ TEST(EmbeddingTable, GatherFindsTheRowsOfManyKeysByAnyThreads) {
   }
 }
 
-TEST(EmbeddingTable, LfuEvictsTheLeastCounted) {
+TEST(EmbeddingTable, LfuEvictsLeastFrequentRow) {
   EmbeddingTable table(Options(4));
   for (int64_t key = 0; key < 4; ++key) Touch(&table, key, static_cast<int>(4 - key));
   table.Evict(1, {});
@@ -181,7 +181,7 @@ TEST(EmbeddingTable, LfuEvictsTheLeastCounted) {
   EXPECT_EQ(table.rows().num_evicted(), 2);
 }
 
-TEST(EmbeddingTable, LruEvictsTheLongestUnused) {
+TEST(EmbeddingTable, LruEvictsLeastRecentlyUsedRow) {
   TableOptions options = Options(3);
   options.eviction = TableOptions::Eviction::kLru;
   EmbeddingTable table(options);
@@ -197,7 +197,7 @@ TEST(EmbeddingTable, LruEvictsTheLongestUnused) {
 
 // With equal counts, many more rows than are evicted, and pinned rows with low counts, the same
 // rows stay as after sorting all rows.
-TEST(EmbeddingTable, WhatIsEvictedIsWhatASortSays) {
+TEST(EmbeddingTable, EvictionEqualsSortedReference) {
   constexpr int64_t kRows = 2000;
   for (const bool is_lru : {false, true}) {
     for (const int64_t incoming : {1, 31, 32, 700}) {
@@ -231,7 +231,7 @@ TEST(EmbeddingTable, WhatIsEvictedIsWhatASortSays) {
   }
 }
 
-TEST(EmbeddingTable, OnlyPinnedRowsNoneLeaves) {
+TEST(EmbeddingTable, PinnedRowsAreNotEvicted) {
   EmbeddingTable table(Options(4));
   for (int64_t key = 0; key < 4; ++key) Touch(&table, key);
   table.Evict(1, {0, 1, 2, 3});

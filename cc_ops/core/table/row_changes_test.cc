@@ -25,7 +25,7 @@ TableOptions Options(int64_t capacity = 0) {
   return options;
 }
 
-TEST(RowChanges, WhatIsLookedUpOrWrittenHasChanged) {
+TEST(RowChanges, LookedUpAndWrittenRowsHaveChanged) {
   EmbeddingTable table(Options());
   const int64_t keys[] = {1, 2, 3, 4};
   const float rows[4 * kDim] = {};
@@ -49,7 +49,7 @@ TEST(RowChanges, WhatIsLookedUpOrWrittenHasChanged) {
   EXPECT_EQ(copy.rows, RowsOf(table, table.rows().Entries()));
 }
 
-TEST(RowChanges, OfAnyCallButTheLastAllRowsCome) {
+TEST(RowChanges, OutdatedNumberReturnsAllRows) {
   EmbeddingTable table(Options());
   const int64_t keys[] = {1, 2};
   const float rows[2 * kDim] = {};
@@ -63,7 +63,7 @@ TEST(RowChanges, OfAnyCallButTheLastAllRowsCome) {
   EXPECT_FALSE(table.rows().TakeChanges(late.number).is_all);
 }
 
-TEST(RowChanges, WhatTouchesAllRowsChangesAll) {
+TEST(RowChanges, OperationsOnAllRowsChangeAll) {
   EmbeddingTable table(Options());
   const int64_t keys[] = {1, 2};
   const float rows[2 * kDim] = {};
@@ -95,7 +95,7 @@ TEST(RowChanges, ManyDecaysChangeAll) {
   EXPECT_TRUE(changes.decays.empty());
 }
 
-TEST(RowChanges, NobodyWhoAsksCostsNoMemory) {
+TEST(RowChanges, TrackingUsesNoMemoryBeforeFirstCall) {
   EmbeddingTable table(Options(/*capacity=*/8));
   const float row[kDim] = {};
   ASSERT_FALSE(table.rows().tracks_changes());
@@ -111,7 +111,7 @@ TEST(RowChanges, NobodyWhoAsksCostsNoMemory) {
 
 // Runs steps that may begin before a call of TakeChanges and end after it, and other changes of
 // plain rows, in any order. The fuzzer of tables also covers policies, flags and evictions.
-TEST(RowChanges, ACopyThatFollowsIsTheTable) {
+TEST(RowChanges, ReplicaThatAppliesChangesEqualsTable) {
   for (const int64_t capacity : {0, 40}) {
     std::mt19937 draw(static_cast<uint32_t>(7 + capacity));
     Training training(Options(capacity));

@@ -133,11 +133,11 @@ int FlagsAlike(int64_t capacity, uint64_t seed) {
   return by_changes;
 }
 
-TEST(Flags, AreWhatTheyWouldBeIfAllWereSetAnew) {
+TEST(Flags, IncrementalUpdateEqualsFullUpdate) {
   for (uint64_t seed = 1; seed <= 5; ++seed) EXPECT_GT(FlagsAlike(0, seed), 40);
 }
 
-TEST(Flags, AreWhatTheyWouldBeWhereRowsLeave) {
+TEST(Flags, IncrementalUpdateEqualsFullUpdateWithEviction) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     const int by_changes = FlagsAlike(150, seed);
     EXPECT_GT(by_changes, 15);
@@ -145,7 +145,7 @@ TEST(Flags, AreWhatTheyWouldBeWhereRowsLeave) {
   }
 }
 
-TEST(Flags, MayBeSetInAnyOrderAndAgain) {
+TEST(Flags, AcceptUnsortedAndDuplicateKeys) {
   FlaggedTable flagged;
   flagged.Train({1, 2, 3, 4}, 1.f);
   const std::vector<int64_t> again = {4, 3, 3, 1, 1};
@@ -158,7 +158,7 @@ TEST(Flags, MayBeSetInAnyOrderAndAgain) {
   }
 }
 
-TEST(Flags, OfAKeyThatGotItsRowLaterAreSetByTheNextList) {
+TEST(Flags, NextListSetsFlagsOfRowsCreatedLater) {
   FlaggedTable flagged;
   flagged.Train({1, 2}, 1.f);
   flagged.SetFlags({1, 2, 3}, {kSaturated, kSaturated, kSaturated});
@@ -168,7 +168,7 @@ TEST(Flags, OfAKeyThatGotItsRowLaterAreSetByTheNextList) {
   EXPECT_EQ(flagged.Flags({3}), std::vector<uint8_t>({kSaturated}));
 }
 
-TEST(Flags, OfRowsThatLeftAndCameBackAreSetByTheNextList) {
+TEST(Flags, NextListSetsFlagsOfRecreatedRows) {
   FlaggedTable flagged(60);
   const std::vector<uint8_t> flags(60, kSaturated);
   flagged.Train(Range(0, 60), 1.f);
@@ -180,7 +180,7 @@ TEST(Flags, OfRowsThatLeftAndCameBackAreSetByTheNextList) {
   EXPECT_EQ(flagged.Flags(Range(0, 60)), flags);
 }
 
-TEST(Flags, OfReplicasAreSetWhateverWasSetBefore) {
+TEST(Flags, ReplicaFlagsAreSetUnconditionally) {
   FlaggedTable flagged;
   flagged.Train({1, 2}, 1.f);
   const std::vector<int64_t> keys = {1, 2};
@@ -192,7 +192,7 @@ TEST(Flags, OfReplicasAreSetWhateverWasSetBefore) {
   EXPECT_EQ(flagged.Flags(keys), saturated);
 }
 
-TEST(Measure, GivesRowsAndDriftsAsOneByOne) {
+TEST(Measure, ReturnsRowsAndDriftsOfSingleCalls) {
   for (const int threads : {1, 3}) {
     FlaggedTable flagged(0, threads);
     flagged.Train(Range(0, kKeys), 1.f);
@@ -242,7 +242,7 @@ TEST(RowFlags, CreatedRowsStayWithinTheCapacity) {
   EXPECT_EQ(flagged.Flags(some), std::vector<uint8_t>(3, kSaturated));
 }
 
-TEST(RowFlags, RefusesBitsThatAreNoFlags) {
+TEST(RowFlags, RejectsUnknownFlagBits) {
   FlaggedTable flagged;
   flagged.Train({1, 2}, 1.f);
   flagged.SetFlags({1}, {kSaturated});

@@ -87,7 +87,7 @@ class RowLifetime : public testing::TestWithParam<bool> {
   TableOptions options;
 };
 
-TEST_P(RowLifetime, RareKeysReadTheirInitialRow) {
+TEST_P(RowLifetime, RareKeysReadInitialRow) {
   options.admit_after = 3;
   const auto training = MakeHere();
   for (const std::vector<int64_t>& splits : {std::vector<int64_t>(), {0, 1, 3}}) {
@@ -111,7 +111,7 @@ TEST_P(RowLifetime, RareKeysReadTheirInitialRow) {
   EXPECT_EQ(training->table->updates().num_dropped(), 0);
 }
 
-TEST_P(RowLifetime, NothingIsLeftOfRareKeysUnderAnyPolicy) {
+TEST_P(RowLifetime, RareKeysLeaveNoStateUnderAnyPolicy) {
   using Mode = UpdatePolicy::Mode;
   for (const Mode mode : {Mode::kMask, Mode::kDefer}) {
     for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBfloat16}) {
@@ -143,7 +143,7 @@ TEST_P(RowLifetime, NothingIsLeftOfRareKeysUnderAnyPolicy) {
   }
 }
 
-TEST_P(RowLifetime, RowsLeaveWhenTheyWereNotAccessedForLong) {
+TEST_P(RowLifetime, UnusedRowsExpire) {
   for (const bool by_seconds : {false, true}) {
     options = Options();
     options.expire_after = 100;
@@ -182,7 +182,7 @@ TEST_P(RowLifetime, RowsLeaveWhenTheyWereNotAccessedForLong) {
   }
 }
 
-TEST_P(RowLifetime, AKeyThatComesBackStartsAnew) {
+TEST_P(RowLifetime, ReturningKeyStartsWithNewRow) {
   options.expire_after = 10;
   const auto training = MakeHere();
   Step(training.get(), {7});
@@ -195,7 +195,7 @@ TEST_P(RowLifetime, AKeyThatComesBackStartsAnew) {
   EXPECT_EQ(training->table->flags().shard(ShardOf(7))->Of(index), 0);
 }
 
-TEST_P(RowLifetime, IsTheSameOnDiskAsInMemory) {
+TEST_P(RowLifetime, SpilledTableEqualsTableInMemory) {
   options.admit_after = 2;
   options.expire_after = 40;
   options.capacity = 900;
@@ -220,7 +220,7 @@ TEST_P(RowLifetime, IsTheSameOnDiskAsInMemory) {
   EXPECT_GT(memory->table->rows().num_not_admitted(), 0);
 }
 
-TEST_P(RowLifetime, GoesOnAfterAnImport) {
+TEST_P(RowLifetime, ContinuesIdenticallyAfterImport) {
   options.expire_after = 50;
   const auto training = MakeHere(), other = Make(options);
   for (int step = 0; step < 30; ++step) Step(training.get(), {step, 1000});
@@ -243,7 +243,7 @@ TEST_P(RowLifetime, GoesOnAfterAnImport) {
 INSTANTIATE_TEST_SUITE_P(, RowLifetime, testing::Bool(),
                          [](const auto& info) { return info.param ? "OnDisk" : "InMemory"; });
 
-TEST(RowLifetimeOptions, AreChecked) {
+TEST(RowLifetimeOptions, RejectsInvalidOptions) {
   for (const int64_t admit_after : {0, 256}) {
     TableOptions options = Options();
     options.admit_after = admit_after;

@@ -24,7 +24,7 @@ std::vector<float> RowOf(const EmbeddingTable& table, int64_t key) {
   return row == nullptr ? std::vector<float>() : std::vector<float>(row, row + 4);
 }
 
-TEST(WrittenRows, NewRowsGetSlotsAndOldOnesKeepTheirs) {
+TEST(WrittenRows, NewRowsReceiveSlotsAndExistingRowsKeepSlots) {
   EmbeddingTable table(Options());
   const int64_t keys[] = {7, -3};
   const float rows[] = {1.f, 2.f, 3.f, 4.f}, others[] = {5.f, 6.f};
@@ -37,7 +37,7 @@ TEST(WrittenRows, NewRowsGetSlotsAndOldOnesKeepTheirs) {
   EXPECT_TRUE(table.Write(keys, rows, 0).ok());
 }
 
-TEST(WrittenRows, WhatIsWrongChangesNothing) {
+TEST(WrittenRows, InvalidWriteChangesNothing) {
   EmbeddingTable table(Options());
   const int64_t twice[] = {4, 4};
   const float rows[] = {1.f, 2.f, 3.f, 4.f};
@@ -51,7 +51,7 @@ TEST(WrittenRows, WhatIsWrongChangesNothing) {
   EXPECT_EQ(bounded.rows().size(), 0);
 }
 
-TEST(WrittenRows, RemovedRowsLeaveNothing) {
+TEST(WrittenRows, RemovedRowsLeaveNoState) {
   EmbeddingTable table(Options());
   const int64_t keys[] = {1, 2}, leaving[] = {2, 2, 9};
   const float rows[] = {1.f, 2.f, 3.f, 4.f};

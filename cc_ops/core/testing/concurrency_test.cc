@@ -291,7 +291,7 @@ class Concurrency : public testing::Test {
   int64_t windows_ = 0, checkpoints_ = 0;
 };
 
-TEST_F(Concurrency, NothingIsLostAndNothingRaces) {
+TEST_F(Concurrency, ConcurrentCallsLoseNoUpdate) {
   UpdatePolicy policy;
   policy.mode = UpdatePolicy::Mode::kMask;
   for (EmbeddingTable* table : {unbounded_.get(), lfu_.get(), lru_.get()}) {

@@ -21,7 +21,7 @@ namespace {
 // seed.
 class Containers : public testing::TestWithParam<Target> {};
 
-TEST_P(Containers, AgreeWithStandardOnes) {
+TEST_P(Containers, EqualStandardContainers) {
   constexpr uint64_t kCases = 1000;
   const char* const seconds = std::getenv("SLIPSTREAM_FUZZ_SECONDS");
   const auto end = std::chrono::steady_clock::now() +
@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(All, Containers, testing::ValuesIn(kTargets),
 
 // Inputs from libFuzzer that together reach all code that it reached, and an input for which counts
 // were once rounded differently.
-TEST(Corpus, AgreesWithStandardContainers) {
+TEST(Corpus, EqualsStandardContainers) {
   int files = 0;
   for (const auto& file :
        std::filesystem::directory_iterator("cc_ops/core/testing/container_corpus")) {
@@ -62,7 +62,7 @@ TEST(Corpus, AgreesWithStandardContainers) {
   EXPECT_GT(files, 0);
 }
 
-TEST(KeyWithHash, UndoesTheHash) {
+TEST(KeyWithHash, InvertsHash) {
   for (uint64_t hash : {uint64_t{0}, uint64_t{1}, ~uint64_t{0}, uint64_t{0x123456789abcdef}}) {
     EXPECT_EQ(HashKey(KeyWithHash(hash)), hash);
   }

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kDim = 5;
 
-TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
+TEST(OutOfMemory, IndexGrowsLaterIfPreparationFails) {
   // Allocations fail for 300 of every 600 keys, or always.
   for (const bool comes_back : {false, true}) {
     IndexMemory memory(1);
@@ -56,7 +56,7 @@ TEST(OutOfMemory, AnIndexThatCannotGetReadyGrowsLater) {
   }
 }
 
-TEST(OutOfMemory, DeferredGradientsOfAVariableStay) {
+TEST(OutOfMemory, DeferredGradientsOfVariableAreKept) {
   std::vector<int64_t> deferred_keys(8, DeferredBuffers::kFree), since(8, 0);
   std::vector<float> deferred_sums(8 * kDim, 0.f);
   deferred_keys[2] = 5;
@@ -82,7 +82,7 @@ TEST(OutOfMemory, DeferredGradientsOfAVariableStay) {
   }
 }
 
-TEST(OutOfMemory, NoChangeOfRowsIsForgotten) {
+TEST(OutOfMemory, RowChangesAreKept) {
   TableOptions options;
   options.name = "t";
   options.dim = kDim;
@@ -116,7 +116,7 @@ TEST(OutOfMemory, NoChangeOfRowsIsForgotten) {
   }
 }
 
-TEST(OutOfMemory, AClassifierGoesOn) {
+TEST(OutOfMemory, ClassifierContinues) {
   ClassifierOptions options;
   options.reservoir_size = 40;
   std::vector<int64_t> keys(30);
@@ -154,7 +154,7 @@ TEST(OutOfMemory, AClassifierGoesOn) {
   }
 }
 
-TEST(OutOfMemory, WhatATaskThrowsReachesTheCaller) {
+TEST(OutOfMemory, TaskExceptionReachesCaller) {
   const Parallel parallel = Threads(3);
   EXPECT_THROW(parallel.run(3,
                             [](int task) {

@@ -188,14 +188,14 @@ std::function<std::unique_ptr<Trained>()> Made(int64_t capacity = 0, bool defers
   return [=] { return std::make_unique<Trained>(capacity, defers, is_exchanged); };
 }
 
-TEST(OutOfMemory, ALookupWithNewKeysLeavesAllRows) {
+TEST(OutOfMemory, LookupWithNewKeysKeepsAllRows) {
   for (const int64_t capacity : {0, 1200}) {
     Batch batch(Range(30, 900));
     FailEach<Trained>(Made(capacity), [&](Trained* t) { return t->Lookup(&batch); }, Kept, true);
   }
 }
 
-TEST(OutOfMemory, ALookupThatEvictsLeavesRowsThatAreWhole) {
+TEST(OutOfMemory, EvictingLookupKeepsRowsIntact) {
   Batch batch(Range(60, 120));
   const auto is_intact = [](const Image& before, const Image& after) {
     // An evicted row is absent or has its initial values.
@@ -206,7 +206,7 @@ TEST(OutOfMemory, ALookupThatEvictsLeavesRowsThatAreWhole) {
   FailEach<Trained>(Made(100), [&](Trained* t) { return t->Lookup(&batch); }, is_intact, true);
 }
 
-TEST(OutOfMemory, AnEvaluationAppliesWhatIsDeferredOrLeavesIt) {
+TEST(OutOfMemory, EvaluationAppliesOrKeepsDeferredGradients) {
   Batch batch(Range(0, 100));
   const auto operation = [&](Trained* t) {
     const Status flushed = FlushBeforeReading(t->tables, kOneThread);
@@ -229,7 +229,7 @@ struct LookedUp : Trained {
   Batch batch;
 };
 
-TEST(OutOfMemory, AnUpdateIsDoneOrNotDone) {
+TEST(OutOfMemory, UpdateIsAtomic) {
   const auto apply = [](LookedUp* t) { return t->Apply(t->batch); };
   const auto make = [](bool defers) {
     return [=] { return std::make_unique<LookedUp>(defers, false); };
@@ -237,7 +237,7 @@ TEST(OutOfMemory, AnUpdateIsDoneOrNotDone) {
   FailEach<LookedUp>(make(false), apply, Same);
 }
 
-TEST(OutOfMemory, ASumThatCannotBeDeferredIsApplied) {
+TEST(OutOfMemory, SumThatCannotBeDeferredIsApplied) {
   // A gradient that cannot be deferred is applied immediately, so that it is not lost and no step
   // fails.
   bool has_ended = false;
@@ -256,7 +256,7 @@ TEST(OutOfMemory, ASumThatCannotBeDeferredIsApplied) {
   EXPECT_GT(over_budget, 0);
 }
 
-TEST(OutOfMemory, GradientsAreCollectedOrStay) {
+TEST(OutOfMemory, GradientsAreCollectedOrKept) {
   bool has_ended = false;
   int64_t failures = 0;
   const auto collect = [](LookedUp* t, SendBuffer* buffer) {
@@ -276,7 +276,7 @@ TEST(OutOfMemory, GradientsAreCollectedOrStay) {
   EXPECT_GT(failures, 0);
 }
 
-TEST(OutOfMemory, DeferredGradientsAreCollectedOrStay) {
+TEST(OutOfMemory, DeferredGradientsAreCollectedOrKept) {
   bool has_ended = false;
   for (int64_t n = 0; !has_ended; ++n) {
     Trained subject(0, true, true);
@@ -295,7 +295,7 @@ TEST(OutOfMemory, DeferredGradientsAreCollectedOrStay) {
   }
 }
 
-TEST(OutOfMemory, RowsFromOtherRanksAreAppliedOrNot) {
+TEST(OutOfMemory, ApplyingReceivedRowsIsAtomic) {
   SendBuffer buffer;
   buffer.keys = Range(40, 900);
   buffer.sizes = {static_cast<int64_t>(buffer.keys.size())};
@@ -313,7 +313,7 @@ TEST(OutOfMemory, RowsFromOtherRanksAreAppliedOrNot) {
   FailEach<Trained>(Made(), apply, Kept);
 }
 
-TEST(OutOfMemory, RowsArePulledAndStored) {
+TEST(OutOfMemory, PullingAndStoringRowsIsAtomic) {
   std::vector<int64_t> keys = Range(40, 400);
   std::sort(keys.begin(), keys.end());
   const std::vector<int64_t> sizes = {static_cast<int64_t>(keys.size())};
@@ -354,7 +354,7 @@ TEST(OutOfMemory, RowsArePulledAndStored) {
   FailEach<Trained>(Made(), look_up, is_intact, true);
 }
 
-TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
+TEST(OutOfMemory, ExportAndImportAreAtomic) {
   const auto export_all = [](Trained* t) {
     const TableContents contents = t->table->Export();
     const DeferredContents deferred = ExportDeferred(t->table.get());
@@ -375,7 +375,7 @@ TEST(OutOfMemory, ExportsAndImportsAreWholeOrNothing) {
   FailEach<Trained>(Made(0, true), import_deferred, Same);
 }
 
-TEST(OutOfMemory, FlagsAndPoliciesAreSetOrNot) {
+TEST(OutOfMemory, SettingFlagsAndPoliciesIsAtomic) {
   const std::vector<int64_t> keys = Range(10, 300);
   std::vector<uint8_t> flags(keys.size(), kSaturated);
   for (size_t i = 0; i < flags.size(); i += 3) flags[i] = 0;
@@ -423,7 +423,7 @@ TEST(OutOfMemory, FlagsAndPoliciesAreSetOrNot) {
   }
 }
 
-TEST(OutOfMemory, FlushesAndRoomAreMadeOrNot) {
+TEST(OutOfMemory, FlushAndEvictionAreAtomic) {
   const auto flush = [](Trained* t) {
     EXPECT_TRUE(FlushDeferred(t->table.get(), kOneThread).ok());
     return OkStatus();
@@ -435,7 +435,7 @@ TEST(OutOfMemory, FlushesAndRoomAreMadeOrNot) {
   FailEach<Trained>(Made(100), make_room, Same);
 }
 
-TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
+TEST(OutOfMemory, ReleasedSlotIsReused) {
   EmbeddingTable table(Options(40));
   for (int64_t round = 0; round < 50; ++round) {
     const std::vector<int64_t> keys = Range(17 * round, 17 * round + 40);
@@ -449,7 +449,7 @@ TEST(OutOfMemory, AReleasedSlotIsUsedAgain) {
   EXPECT_EQ(table.rows().size(), 40);
 }
 
-TEST(OutOfMemory, WhatCannotGrowIsNamed) {
+TEST(OutOfMemory, ErrorNamesTableThatCannotGrow) {
   Trained subject;
   Batch batch(Range(200, 5000));
   allocations_left = 60;

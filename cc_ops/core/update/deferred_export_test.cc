@@ -42,7 +42,7 @@ DeferredContents Some(int64_t keys) {
   return contents;
 }
 
-TEST(DeferredExport, ComeBackAsTheyWere) {
+TEST(DeferredExport, RoundTrips) {
   const auto table = MakeTable(200);
   ASSERT_TRUE(ImportDeferred(table.get(), Some(200)).ok());
   EXPECT_EQ(table->updates().num_deferred(), 200);
@@ -64,14 +64,14 @@ TEST(DeferredExport, ComeBackAsTheyWere) {
   EXPECT_EQ(first.sums, second.sums);
 }
 
-TEST(DeferredExport, NoneReplaceSome) {
+TEST(DeferredExport, EmptyImportReplacesExistingSums) {
   const auto table = MakeTable(20);
   ASSERT_TRUE(ImportDeferred(table.get(), Some(20)).ok());
   ASSERT_TRUE(ImportDeferred(table.get(), DeferredContents()).ok());
   EXPECT_EQ(table->updates().num_deferred(), 0);
 }
 
-TEST(DeferredExport, RefusesWhatDoesNotFitAndChangesNothing) {
+TEST(DeferredExport, RejectsInvalidContentsAndStaysUnchanged) {
   const auto table = MakeTable(20);
   ASSERT_TRUE(ImportDeferred(table.get(), Some(10)).ok());
   const auto message_of = [&](const DeferredContents& contents) {
@@ -97,13 +97,13 @@ TEST(DeferredExport, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_NE(message_of(wrong).find("a key that has a row"), std::string::npos);
 }
 
-TEST(DeferredExport, ExchangedGradientsNeedNoRow) {
+TEST(DeferredExport, ExchangedGradientsRequireNoRow) {
   const auto table = MakeTable(0, 2, true);
   EXPECT_TRUE(ImportDeferred(table.get(), Some(5)).ok());
   EXPECT_EQ(table->updates().num_deferred(), 5);
 }
 
-TEST(DeferredExport, RefusesThemWithoutAPolicyThatDefers) {
+TEST(DeferredExport, RejectsSumsWithoutDeferringPolicy) {
   const auto table = MakeTable(5);
   table->updates().SetPolicy(UpdatePolicy());
   EXPECT_FALSE(ImportDeferred(table.get(), Some(5)).ok());

@@ -116,11 +116,11 @@ void ExpectEveryStepRounded(const std::vector<int64_t>& dims, const Prepare& pre
   }
 }
 
-TEST(NarrowRows, EveryStepIsThatOfFloatsRounded) {
+TEST(NarrowRows, EveryStepEqualsRoundedFloat32Step) {
   ExpectEveryStepRounded({1, 3, 16, 32, 64, 70}, [](Training*) {});
 }
 
-TEST(NarrowRows, SoItIsOfMaskedRows) {
+TEST(NarrowRows, MaskedStepEqualsRoundedFloat32Step) {
   ExpectEveryStepRounded({4, 16}, [](Training* training) {
     UpdatePolicy policy;
     policy.mode = UpdatePolicy::Mode::kMask;
@@ -130,7 +130,7 @@ TEST(NarrowRows, SoItIsOfMaskedRows) {
   });
 }
 
-TEST(NarrowRows, SoItIsOfSimulatedRanks) {
+TEST(NarrowRows, SimulatedRanksEqualRoundedFloat32Step) {
   ExpectEveryStepRounded({4}, [](Training* training) {
     UpdatePolicy policy;
     policy.mode = UpdatePolicy::Mode::kMask;
@@ -140,7 +140,7 @@ TEST(NarrowRows, SoItIsOfSimulatedRanks) {
   });
 }
 
-TEST(NarrowRows, TheThreadsChangeNoBit) {
+TEST(NarrowRows, IsBitwiseEqualForAnyNumberOfThreads) {
   for (const Dtypes dtypes : kNarrow) {
     Training one(Options("adagrad", 16, dtypes), 1), three(Options("adagrad", 16, dtypes), 3);
     TrainAtRandom(&one, 20);
@@ -149,7 +149,7 @@ TEST(NarrowRows, TheThreadsChangeNoBit) {
   }
 }
 
-TEST(NarrowRows, ContentsComeBackAsTheyWereAndGoOnAlike) {
+TEST(NarrowRows, RestoredTableContinuesIdentically) {
   for (const Dtypes dtypes : kNarrow) {
     Training whole(Options("adam", 16, dtypes)), resumed(Options("adam", 16, dtypes));
     TrainAtRandom(&whole, 10);
@@ -162,7 +162,7 @@ TEST(NarrowRows, ContentsComeBackAsTheyWereAndGoOnAlike) {
 }
 
 // Written values keep the stored precision and do not change the slots.
-TEST(NarrowRows, SlotsLendBitsAndKeepTheirs) {
+TEST(NarrowRows, SlotsStoreExtraRowBits) {
   for (const RowDtype dtype : {RowDtype::kBfloat16, RowDtype::kFloat16}) {
     const TableOptions options = Options("adam", 16, {dtype, RowDtype::kFloat32});
     ASSERT_TRUE(options.layout().lends());
@@ -180,7 +180,7 @@ TEST(NarrowRows, SlotsLendBitsAndKeepTheirs) {
 }
 
 // A hundred steps, each at most a tenth of the distance between neighbors, are not lost.
-TEST(NarrowRows, SmallStepsAddUp) {
+TEST(NarrowRows, SmallStepsAccumulate) {
   for (const RowDtype dtype : {RowDtype::kBfloat16, RowDtype::kFloat16}) {
     TableOptions options = Options("sgd", 64, {dtype, RowDtype::kFloat32});
     options.initializer.kind = RowInitializer::Kind::kConstant;
@@ -205,7 +205,7 @@ TEST(NarrowRows, SmallStepsAddUp) {
 }
 
 // Lookups read 16 bits, even if 24 are stored.
-TEST(NarrowRows, LookupsReadWhatIsExported) {
+TEST(NarrowRows, LookupEqualsExport) {
   for (const Dtypes dtypes : kNarrow) {
     for (const int64_t dim : {3, 16, 32, 64, 128}) {
       Training training(Options("adagrad", dim, dtypes));
@@ -251,7 +251,7 @@ TEST(NarrowRows, LookupsReadWhatIsExported) {
   }
 }
 
-TEST(NarrowRows, TakeAsManyBytesAsTheySay) {
+TEST(NarrowRows, RowsHaveExpectedBytes) {
   const auto bytes = [](const std::string& rule, int64_t dim, Dtypes dtypes) {
     return Options(rule, dim, dtypes).layout().bytes();
   };
@@ -263,7 +263,7 @@ TEST(NarrowRows, TakeAsManyBytesAsTheySay) {
   EXPECT_EQ(bytes("sgd", 3, kNarrow[1]), 16);
 }
 
-TEST(NarrowRows, WhatCannotBeKeptIsRefused) {
+TEST(NarrowRows, RejectsValuesBeyondDtypeRange) {
   TableOptions options = Options("sgd", 4, {RowDtype::kFloat16, RowDtype::kFloat32});
   EXPECT_TRUE(ValidateTableOptions(options).ok());
   EmbeddingTable table(options);

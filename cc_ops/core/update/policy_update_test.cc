@@ -49,7 +49,7 @@ UpdatePolicy Defer(float movement, int64_t max_age, int ranks = 1) {
   return policy;
 }
 
-TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
+TEST(Flush, ImportedSumsJoinFirstUpdate) {
   DeferredContents contents;
   contents.keys = {3, 8, 11};
   contents.ages = {0, 0, 0};
@@ -79,7 +79,7 @@ TEST(Flush, SumsOfBeforeTheFirstUpdateWaitForARateAndAreThenPartOfIt) {
   }
 }
 
-TEST(Flush, ShadowSumsOfBeforeTheFirstUpdateAreForgotten) {
+TEST(Flush, ShadowSumsBeforeFirstUpdateAreDropped) {
   RuleTraining training("sgd");
   DeferredContents contents;
   uint32_t index = 0;
@@ -131,7 +131,7 @@ TEST(Defer, LosesNoGradient) {
   }
 }
 
-TEST(Defer, DefersUntilTheRowWouldMove) {
+TEST(Defer, DefersUntilMovementReachesLimit) {
   RuleTraining training("sgd");
   training.table->updates().SetPolicy(Defer(0.1f, 1000));
   // The fourth value moves most: 0.1 * 4 * 0.1 = 0.04 per step.
@@ -148,7 +148,7 @@ TEST(Defer, DefersUntilTheRowWouldMove) {
   EXPECT_EQ(counts.due_by_movement, 1);
 }
 
-TEST(Defer, DefersNoSumLongerThanItsAge) {
+TEST(Defer, AppliesSumsAtMaxAge) {
   for (const int ranks : {1, 3}) {
     RuleTraining training("sgd");
     training.table->updates().SetPolicy(Defer(1e9f, 3, ranks));
@@ -163,7 +163,7 @@ TEST(Defer, DefersNoSumLongerThanItsAge) {
   }
 }
 
-TEST(Defer, AppliesRanksSumsAsOneGradient) {
+TEST(Defer, AppliesSumsOfRanksAsOneGradient) {
   // The first step of Adagrad has the same length for any gradient. Two gradients applied one after
   // the other would move the row farther.
   RuleTraining one("adagrad"), two("adagrad");
@@ -195,7 +195,7 @@ TEST(Defer, DefersOnlySaturatedRowsByInterval) {
   EXPECT_NEAR(training.Row(1)[0], -0.2f, 1e-7);
 }
 
-TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
+TEST(Defer, AppliesSumsBeyondCapacityAtOnce) {
   RuleTraining plain("adagrad"), training("adagrad");
   UpdatePolicy policy = Defer(1e9f, 1000);
   policy.max_rows = 0;
@@ -208,7 +208,7 @@ TEST(Defer, AppliesAtOnceWhatHasNoRoom) {
   EXPECT_GT(counts.over_budget, 0);
 }
 
-TEST(Defer, DoesNotDeferADamagedRow) {
+TEST(Defer, DoesNotDeferNonFiniteRow) {
   RuleTraining training("adagrad");
   training.Step({1}, {1.f});
   RowLayout::Floats(training.table->rows().Find(1))[kDim] = std::numeric_limits<float>::quiet_NaN();
@@ -217,7 +217,7 @@ TEST(Defer, DoesNotDeferADamagedRow) {
   EXPECT_EQ(training.table->updates().num_deferred(), 0);
 }
 
-TEST(Defer, ForgetsTheSumsOfEvictedRows) {
+TEST(Defer, DropsSumsOfEvictedRows) {
   RuleTraining training("sgd", 4);
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({1, 2, 3, 4}, {1.f, 1.f, 1.f, 1.f});
@@ -229,7 +229,7 @@ TEST(Defer, ForgetsTheSumsOfEvictedRows) {
   EXPECT_EQ(training.Row(1)[0], 0.f);
 }
 
-TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
+TEST(Defer, IsBitwiseEqualForAnyNumberOfThreads) {
   std::vector<std::vector<float>> states;
   for (const int threads : {1, 2, 7}) {
     RuleTraining training("adagrad", 0, threads);
@@ -244,7 +244,7 @@ TEST(Defer, IsTheSameWithAnyNumberOfThreads) {
   EXPECT_EQ(states[0], states[2]);
 }
 
-TEST(Defer, EvaluationSeesEveryGradient) {
+TEST(Defer, EvaluationIncludesDeferredGradients) {
   RuleTraining training("sgd");
   training.table->updates().SetPolicy(Defer(1e9f, 1000));
   training.Step({7}, {1.f});
@@ -261,7 +261,7 @@ TEST(Defer, EvaluationSeesEveryGradient) {
   EXPECT_EQ(training.table->updates().counts().flushed, 1);
 }
 
-TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
+TEST(Mask, KeepsSaturatedRowsAndSlots) {
   for (const std::string& kind : AllRuleNames()) {
     RuleTraining training(kind);
     training.Step({1, 2}, {1.f, 1.f});
@@ -280,7 +280,7 @@ TEST(Mask, LeavesSaturatedRowsAndTheirSlots) {
   }
 }
 
-TEST(Mask, DecaysAdamsMomentsOnRequest) {
+TEST(Mask, DecaysAdamMomentsOnRequest) {
   RuleTraining training("adam");
   training.Step({1}, {1.f});
   UpdatePolicy policy;
@@ -297,7 +297,7 @@ TEST(Mask, DecaysAdamsMomentsOnRequest) {
   EXPECT_EQ(training.Row(1), expected);
 }
 
-TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
+TEST(Shadow, EqualsPlainTrainingAndCountsHypotheticalSavings) {
   for (const Mode mode : {Mode::kMask, Mode::kDefer}) {
     RuleTraining plain("adagrad"), shadow("adagrad");
     UpdatePolicy policy = Defer(0.05f, 9);
@@ -323,7 +323,7 @@ TEST(Shadow, TrainsLikePlainAndCountsWhatItWouldHaveDone) {
 
 // The vectorized update masks the rows of one rank, the general update masks the rows of multiple
 // ranks. Both must produce the same rows.
-TEST(Mask, OneRankUpdatesAsSeveralDo) {
+TEST(Mask, SimulatedRanksGiveSameUpdate) {
   for (const std::string& kind : AllRuleNames()) {
     for (const int64_t dim : {4, 16, 32, 64}) {
       for (const bool is_shadow : {false, true}) {
@@ -360,7 +360,7 @@ TEST(Mask, OneRankUpdatesAsSeveralDo) {
   }
 }
 
-TEST(Policy, RefusesBadSettings) {
+TEST(Policy, RejectsInvalidSettings) {
   UpdatePolicy policy = Defer(-1.f, 1);
   EXPECT_NE(ValidateUpdatePolicy(policy).message().find("movement is -1"), std::string::npos);
   policy = Defer(1.f, 0);

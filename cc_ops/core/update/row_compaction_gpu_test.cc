@@ -137,7 +137,7 @@ KeySet EveryThirdOf(int64_t different_keys) {
   return masked;
 }
 
-TEST_P(RowCompactionTest, EqualsOneThreadOfTheCpu) {
+TEST_P(RowCompactionTest, EqualsSingleCpuThread) {
   for (int64_t n : {0, 1, 2, 255, 256, 257, 5000, 30000}) {
     for (int64_t dim : {0, 1, 3, 16, 33}) {
       for (int64_t different_keys : {1, 5, 4000}) {
@@ -149,7 +149,7 @@ TEST_P(RowCompactionTest, EqualsOneThreadOfTheCpu) {
   }
 }
 
-TEST_P(RowCompactionTest, NothingAndEverythingMasked) {
+TEST_P(RowCompactionTest, HandlesNoAndAllRowsMasked) {
   const Rows<int64_t> rows = SomeRows<int64_t>(1000, 4, 100);
   ExpectEqualsOneThread(rows, 4, KeySet());
   ExpectEqual(Compact(rows, 4, KeySet(), false), {rows.keys, rows.values, 1000}, "nothing masked");
@@ -161,7 +161,7 @@ TEST_P(RowCompactionTest, NothingAndEverythingMasked) {
   EXPECT_EQ(kept.offered, CompactOnCpu(rows, 4, all, true, 1).offered);
 }
 
-TEST_P(RowCompactionTest, EveryInt64IsAKey) {
+TEST_P(RowCompactionTest, AcceptsEveryInt64Key) {
   constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
   constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
   Rows<int64_t> rows;
@@ -186,7 +186,7 @@ TEST_P(RowCompactionTest, EveryInt64IsAKey) {
   }
 }
 
-TEST_P(RowCompactionTest, ValuesThatAreNotFiniteAreKept) {
+TEST_P(RowCompactionTest, KeepsNonFiniteValues) {
   Rows<int64_t> rows;
   rows.keys = {4, 5, 6};
   rows.values = {std::numeric_limits<float>::infinity(), -0.0f,

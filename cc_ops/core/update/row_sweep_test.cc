@@ -157,14 +157,14 @@ TEST(DecayOfEveryRow, SmallDecaysAreNotLost) {
   EXPECT_NEAR(table.Export().rows[2], 3.f * std::exp(-0.01f), 3e-4f);
 }
 
-TEST(DecayOfEveryRow, GoesOnBeyondTheRangeOfFloats) {
+TEST(DecayOfEveryRow, ContinuesBeyondFloatRange) {
   UpdateRule rule = RuleNamed("sgd");
   rule.transforms.decay = 0.9f;
   rule.transforms.of_all_rows = true;
   ExpectSameAsLoop(rule, false, 1.f, 500);
 }
 
-TEST(DecayOfEveryRow, PenaltiesSweepTheTable) {
+TEST(DecayOfEveryRow, PenaltiesSweepTable) {
   for (const std::string& name : AllRuleNames()) {
     UpdateRule rule = RuleNamed(name);
     rule.transforms.l2 = 0.2f;
@@ -175,7 +175,7 @@ TEST(DecayOfEveryRow, PenaltiesSweepTheTable) {
   }
 }
 
-TEST(DecayOfEveryRow, ReadersAndWritersSeeValues) {
+TEST(DecayOfEveryRow, ReadersAndWritersSeeDecayedValues) {
   UpdateRule rule = RuleNamed("sgd");
   rule.transforms.decay = 0.5f;
   rule.transforms.of_all_rows = true;
@@ -196,7 +196,7 @@ TEST(DecayOfEveryRow, ReadersAndWritersSeeValues) {
   EXPECT_EQ(restored.Export().rows, read);
 }
 
-TEST(DecayOfEveryRow, NothingLeftIsRefused) {
+TEST(DecayOfEveryRow, RejectsDecayToZero) {
   UpdateRule rule = RuleNamed("sgd");
   rule.transforms.decay = 2.f;
   EXPECT_TRUE(EmbeddingTable(OptionsOf(rule)).CheckRate(1.f).ok());

@@ -107,7 +107,7 @@ std::vector<int64_t> Distinct(std::vector<int64_t> keys) {
   return keys;
 }
 
-TEST(SpilledTraining, IsThatOfATableInMemory) {
+TEST(SpilledTraining, EqualsTableInMemory) {
   for (const int64_t max_rows : {100, 300, 5000}) {
     for (const char* rule : {"sgd", "adagrad", "adam"}) {
       for (const int64_t dim : {3, 32, 600}) {
@@ -136,7 +136,7 @@ TEST(SpilledTraining, IsThatOfATableInMemory) {
 }
 
 // Runs all operations of tables in a random order.
-TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
+TEST(SpilledTraining, RandomOperationsEqualTableInMemory) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
@@ -237,7 +237,7 @@ TEST(SpilledTraining, SoIsAllElseThatIsDoneWithIt) {
 }
 
 // Other lookups may evict rows from memory between a lookup and its update.
-TEST(SpilledTraining, UpdatesFindRowsThatHaveLeftMemorySince) {
+TEST(SpilledTraining, UpdatesFindRowsSpilledSinceLookup) {
   Pair pair(Options("adagrad", 8, 0), 100);
   std::mt19937_64 random(1);
   for (int step = 0; step < 40; ++step) {
@@ -264,7 +264,7 @@ TEST(SpilledTraining, UpdatesFindRowsThatHaveLeftMemorySince) {
   pair.ExpectSame();
 }
 
-TEST(SpilledTraining, TheDiskIsBounded) {
+TEST(SpilledTraining, DiskUsageIsBounded) {
   const int64_t rows = 4000, dim = 32;
   TableOptions options = Options("adagrad", dim, 400);
   Training training(options);
@@ -285,7 +285,7 @@ TEST(SpilledTraining, TheDiskIsBounded) {
   EXPECT_LE(maximum, (pages + 8 * kNumShards) * page);
 }
 
-TEST(SpilledTraining, WhatDoesNotFitIsRefused) {
+TEST(SpilledTraining, RejectsBatchBeyondMemory) {
   Training training(Options("sgd", 4, 100));
   ASSERT_TRUE(training.table->Open().ok());
   std::vector<int64_t> keys(150);

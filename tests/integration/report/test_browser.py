@@ -39,7 +39,7 @@ def has_color(image: np.ndarray, color: tuple[int, int, int]) -> bool:
     return bool((np.abs(image * 255 - np.array(color)).max(axis=-1) <= 6).sum() >= 8)
 
 
-def test_every_plot_is_drawn_and_nothing_is_too_wide(
+def test_report_draws_every_plot_within_page_width(
     browser: Any, make_record: Callable[..., Any], write_run: Any, tmp_path: Path
 ) -> None:
     names = ["plain", "paper", "a_name_without_a_blank_" * 4]
@@ -78,7 +78,7 @@ def require_drawn(browser: Any, num_runs: int, picture: Path) -> None:
         assert not has_color(image, (255, 0, 255)), "no color that nobody has"
 
 
-def test_a_hostile_record_stays_text(
+def test_html_in_record_is_escaped(
     browser: Any, make_record: Callable[..., Any], write_run: Any, tmp_path: Path
 ) -> None:
     record = make_record()
@@ -100,7 +100,7 @@ def test_a_hostile_record_stays_text(
     assert browser.complaints == []
 
 
-def test_runs_keep_their_color_and_many_are_told_apart() -> None:
+def test_runs_have_stable_distinct_colors() -> None:
     for count in (1, 2, 8, 9, 40):
         found = colors([f"run {i}" for i in range(count)])
         assert len(set(found.values())) == count

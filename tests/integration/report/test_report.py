@@ -34,7 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
 
 
 @needs_matplotlib
-def test_files_have_the_records_numbers(
+def test_report_files_contain_record_values(
     make_record: Callable[..., Any], write_run: Write, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -88,7 +88,7 @@ def test_files_have_the_records_numbers(
 
 
 @needs_matplotlib
-def test_a_plot_that_no_run_has_says_so(
+def test_plot_without_data_shows_reason(
     make_record: Callable[..., Any], write_run: Write, tmp_path: Path
 ) -> None:
     from slipstream_tf.telemetry.report.drawing import absences
@@ -103,7 +103,9 @@ def test_a_plot_that_no_run_has_says_so(
 
 
 @needs_matplotlib
-def test_runs_of_one_name_are_told_apart(make_record: Callable[..., Any], write_run: Write) -> None:
+def test_runs_with_same_name_get_distinct_labels(
+    make_record: Callable[..., Any], write_run: Write
+) -> None:
     from slipstream_tf.telemetry.report.runs import read_runs
 
     record = make_record()
@@ -111,7 +113,7 @@ def test_runs_of_one_name_are_told_apart(make_record: Callable[..., Any], write_
     assert [run.name for run in read_runs(paths)] == ["x/plain", "y/plain", "\ufffdodd", "z"]
 
 
-def test_input_that_is_no_record_is_refused(
+def test_invalid_record_raises(
     make_record: Callable[..., Any], write_run: Write, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -140,7 +142,7 @@ def test_input_that_is_no_record_is_refused(
 
 
 @needs_matplotlib
-def test_an_output_that_cannot_be_made_is_refused(
+def test_unwritable_output_raises(
     make_record: Callable[..., Any], write_run: Write, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -149,7 +151,7 @@ def test_an_output_that_cannot_be_made_is_refused(
     assert "Invalid flag --output=" in line and "Expected a folder" in line
 
 
-def test_without_matplotlib_the_command_that_helps_is_named(
+def test_missing_matplotlib_error_names_install_command(
     make_record: Callable[..., Any], write_run: Write, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -29,7 +29,7 @@ def rows_of(output: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_with_sok_and_without(
+def test_example_trains_with_and_without_sok(
     run_ranks: Callable[..., subprocess.CompletedProcess[str]],
     request: pytest.FixtureRequest,
     ranks: int,
@@ -48,6 +48,6 @@ def test_with_sok_and_without(
     assert abs(auc_of(native) - auc_of(others)) < 0.01
 
 
-def test_without_the_engine(run_sok: Callable[..., str]) -> None:
+def test_example_trains_without_engine(run_sok: Callable[..., str]) -> None:
     output = run_sok("example.py", 2, "sok_dlrm_plain.py", *flags(2))
     assert auc_of(output) > 0.7 and "sent" not in output

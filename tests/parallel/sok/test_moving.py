@@ -11,11 +11,13 @@ CASES = ("sok,adagrad,mask", "sok,adam,interval", "sok,sgd,movement")
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_as_many_ranks_go_on_as_if_never_stopped(run_sok: Callable[..., str], ranks: int) -> None:
+def test_same_number_of_ranks_continues_identically(
+    run_sok: Callable[..., str], ranks: int
+) -> None:
     run_sok("going_on.py", ranks, *CASES)
 
 
-def test_nothing_is_lost_between_stores_and_ranks(
+def test_moving_between_stores_and_ranks_keeps_all_state(
     run_sok: Callable[..., str], tmp_path: Path
 ) -> None:
     folder = str(tmp_path)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def test_any_number_of_ranks_goes_on_from_a_checkpoint(
+def test_any_number_of_ranks_resumes_from_checkpoint(
     run_sok: Callable[..., str], tmp_path: Path
 ) -> None:
     run_sok("resuming.py", 2, str(tmp_path), "none", "whole")

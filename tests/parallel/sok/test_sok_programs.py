@@ -39,65 +39,63 @@ WATCHED = {
 }
 
 
-def test_the_self_test_of_slipstream_doctor(run_sok: RunSok) -> None:
+def test_doctor_self_test_passes(run_sok: RunSok) -> None:
     run_sok("doctors_own.py", 1)
 
 
 @MOSTLY_TWO
-def test_blocks_of_the_documents_run(run_sok: RunSok, ranks: int) -> None:
+def test_documentation_blocks_run(run_sok: RunSok, ranks: int) -> None:
     run_sok("documented.py", ranks)
 
 
 @pytest.mark.parametrize("is_keras_2", [False, True])
-def test_documented_traps_are_there(run_sok: RunSok, is_keras_2: bool) -> None:
+def test_documented_traps_exist(run_sok: RunSok, is_keras_2: bool) -> None:
     run_sok("traps.py", 1, is_keras_2=is_keras_2)
 
 
 @BOTH
-def test_files_of_sok(run_sok: RunSok, ranks: int) -> None:
+def test_sok_files_round_trip(run_sok: RunSok, ranks: int) -> None:
     run_sok("files.py", ranks, is_keras_2=True)
 
 
 @BOTH
-def test_sok_does_what_is_built_on(run_sok: RunSok, ranks: int) -> None:
+def test_sok_has_required_behavior(run_sok: RunSok, ranks: int) -> None:
     run_sok("itself.py", ranks, is_keras_2=True)
 
 
 @pytest.mark.parametrize("ranks", LAYERS)
-def test_rows_of_a_layer_are_those_of_native_tables(run_sok: RunSok, ranks: int) -> None:
+def test_layer_rows_equal_native_table_rows(run_sok: RunSok, ranks: int) -> None:
     run_sok("layer.py", ranks, *LAYERS[ranks])
 
 
 @MOSTLY_TWO
-def test_a_model_on_soks_tables(run_sok: RunSok, ranks: int) -> None:
+def test_model_trains_on_sok_tables(run_sok: RunSok, ranks: int) -> None:
     run_sok("lifecycle.py", ranks)
 
 
 @pytest.mark.parametrize("ranks", MASKED)
-def test_masks_in_a_loop_are_those_of_a_native_table(run_sok: RunSok, ranks: int) -> None:
+def test_masks_in_loop_equal_native_table_masks(run_sok: RunSok, ranks: int) -> None:
     run_sok("masking_loop.py", ranks, *MASKED[ranks], is_keras_2=True)
 
 
 @pytest.mark.parametrize("ranks", DEFERRED)
-def test_deferred_gradients_in_a_loop_are_those_of_a_native_table(
-    run_sok: RunSok, ranks: int
-) -> None:
+def test_deferred_gradients_in_loop_equal_native_table(run_sok: RunSok, ranks: int) -> None:
     run_sok("masking_loop.py", ranks, *DEFERRED[ranks], is_keras_2=True)
 
 
-def test_what_sok_sends_is_counted(run_sok: RunSok) -> None:
+def test_sok_traffic_is_counted(run_sok: RunSok) -> None:
     run_sok("traffic.py", 2)
 
 
 @pytest.mark.parametrize("ranks", WATCHED)
-def test_a_watched_loop_goes_on_from_a_checkpoint(run_sok: RunSok, ranks: int) -> None:
+def test_tracked_loop_resumes_from_checkpoint(run_sok: RunSok, ranks: int) -> None:
     run_sok("watched_tables.py", ranks, *WATCHED[ranks])
 
 
-def test_a_watched_loop_with_optimizers_of_keras_2_goes_on(run_sok: RunSok) -> None:
+def test_tracked_loop_resumes_with_keras_2_optimizer(run_sok: RunSok) -> None:
     run_sok("watched_tables.py", 1, "legacy.Adam,mask", "legacy.Adagrad,movement", is_keras_2=True)
 
 
 @MOSTLY_TWO
-def test_a_store_that_watches(run_sok: RunSok, ranks: int) -> None:
+def test_store_tracks_sok_tables(run_sok: RunSok, ranks: int) -> None:
     run_sok("watching.py", ranks)

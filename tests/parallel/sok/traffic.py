@@ -19,7 +19,7 @@ TABLES = [
 ]
 
 
-class Seen:
+class MeasuredTraffic:
     """Counts the bytes that SOK sends to other ranks, by dtype."""
 
     def __init__(self, comm):
@@ -40,7 +40,7 @@ class Seen:
         return type(self.tool).alltoall(self.tool, tensor, splits)
 
 
-class Counted:
+class CountedTraffic:
     """Returns the communicators' counts since the last call, summed over ranks."""
 
     def __init__(self, comm):
@@ -68,7 +68,7 @@ def step(store, inputs, weights) -> None:
 
 
 def count_stores(comm) -> None:
-    seen, counted = Seen(comm), Counted(comm)
+    seen, counted = MeasuredTraffic(comm), CountedTraffic(comm)
     inputs, weights = batch_of(comm)
     store = SokEmbeddingStore(TABLES, slip.optimizers.SGD(0.1), comm)
     counted.take(), seen.take(tf.int64), seen.take(tf.float32)

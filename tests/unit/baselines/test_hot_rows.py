@@ -46,7 +46,7 @@ def drawn(popular: float, size: int, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", [DLRM, HotlineDLRM])
-def test_training_is_that_of_a_plain_layer(kind: type[DLRM]) -> None:
+def test_training_equals_plain_layer(kind: type[DLRM]) -> None:
     # Include batches that consist only of popular examples and batches without any.
     shares = [0.5, 0.7, 1.0, 0.0, 0.5, 0.9]
     batches = [drawn(fraction, 16 + 3 * seed, seed) for seed, fraction in enumerate(shares)]
@@ -58,7 +58,7 @@ def test_training_is_that_of_a_plain_layer(kind: type[DLRM]) -> None:
     assert not {0, 1, 2} & set(split.embeddings.store.keys_of("t1").tolist())
 
 
-def test_weights_are_refused_and_not_dropped() -> None:
+def test_lookup_weights_raise() -> None:
     layer = HotRows(TABLES, optimizers.Adagrad(0.1), HOT)
     keys = np.zeros((2, FIELDS), np.int64)
     with pytest.raises(ValueError, match=r"`weights`.*HotRows does not support `weights`"):

@@ -56,7 +56,7 @@ def reference(keys, source_batch, batch_size):
     source_batch=st.integers(1, 9),
     batch_size=st.integers(1, 6),
 )
-def test_batches_are_those_of_plain_python(seed, count, source_batch, batch_size):
+def test_batches_equal_python_reference(seed, count, source_batch, batch_size):
     keys = np.random.default_rng(seed).integers(-1, 5, (count, 2))
     dataset = data_of(keys, source_batch)
     batches = list(segregate(dataset, HOT, batch_size))
@@ -70,7 +70,7 @@ def test_batches_are_those_of_plain_python(seed, count, source_batch, batch_size
         assert len({is_hot(row) for row in features["keys"].numpy().tolist()}) == 1
 
 
-def test_no_hot_keys_and_all_hot_keys_keep_order_and_batches():
+def test_no_or_all_hot_keys_keep_order_and_batches():
     keys = np.arange(22).reshape(11, 2)
     dataset = data_of(keys, 4)
     for hot in (([], []), (keys[:, 0], keys[:, 1])):
@@ -78,7 +78,7 @@ def test_no_hot_keys_and_all_hot_keys_keep_order_and_batches():
         assert ids == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-def test_profile_takes_the_most_accessed_keys_within_the_budget():
+def test_profile_selects_most_accessed_keys_within_budget():
     keys = [[1, 7]] * 3 + [[2, 7]] * 2 + [[5, -1]]
     dataset = data_of(np.array(keys), 4)
     hot = profile_hot_keys(dataset, budget_bytes=3 * 8, row_bytes=8)
@@ -96,7 +96,7 @@ def test_profile_counts_across_merges(monkeypatch):
     assert [column.tolist() for column in hot] == expected
 
 
-def test_a_reader_s_inputs_are_all_there_once():
+def test_segregated_dataset_contains_every_example_once():
     reader = GeneratedReader(1000, "train", 64)
     hot = profile_hot_keys(reader.dataset(), 4 * 4 * 3000, 16)
     dataset = segregate(reader.dataset().repeat(2).rebatch(64), hot, 64)
@@ -108,7 +108,7 @@ def test_a_reader_s_inputs_are_all_there_once():
     assert dataset.element_spec[0]["keys"].shape.as_list() == [None, 26]
 
 
-def test_what_cannot_be_segregated_is_refused():
+def test_unsupported_dataset_raises():
     dataset = data_of(np.zeros((4, 2)), 2)
     with pytest.raises(ValueError, match=r"1 lists.*one list of keys per field, 2 in total"):
         segregate(dataset, [[1]], 2)

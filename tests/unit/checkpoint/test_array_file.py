@@ -40,7 +40,7 @@ def write(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_groups_come_back_block_by_block(tmp_path: Path) -> None:
+def test_groups_are_read_block_by_block(tmp_path: Path) -> None:
     file = ArrayFile(write(tmp_path / "x"), "me")
     assert file.meta == {"a": 1.5}
     assert [len(block["keys"]) for block in file.blocks("contents")] == [300, 300, 300, 100]
@@ -56,7 +56,7 @@ def test_groups_come_back_block_by_block(tmp_path: Path) -> None:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_any_groups_come_back(tmp_path: Path, data: st.DataObject) -> None:
+def test_random_groups_round_trip(tmp_path: Path, data: st.DataObject) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     groups = {}
     for g in range(data.draw(st.integers(0, 3))):
@@ -87,7 +87,7 @@ def read_all(path: Path) -> None:
         file.read(group)
 
 
-def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+def test_every_flipped_byte_is_detected(tmp_path: Path) -> None:
     path = write(tmp_path / "x", groups=some_groups(20, 2), block_rows=8)
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -100,7 +100,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
         assert raised.value.offset is not None and raised.value.offset <= at + len(whole)
 
 
-def test_every_truncation_is_found(tmp_path: Path) -> None:
+def test_every_truncation_is_detected(tmp_path: Path) -> None:
     path = write(tmp_path / "x", groups=some_groups(20, 2), block_rows=8)
     whole = path.read_bytes()
     for size in range(len(whole)):
@@ -157,7 +157,7 @@ def layout(rows: Any, dtype: Any = "<f4", shape: Any = (4,), block_rows: Any = 1
     ],
     ids=str,
 )
-def test_a_header_that_lies_is_an_error_and_allocates_nothing(tmp_path: Path, header: Any) -> None:
+def test_false_header_raises_without_allocation(tmp_path: Path, header: Any) -> None:
     path = forge(tmp_path / "x", header)
     tracemalloc.start()
     with pytest.raises(CheckpointError) as raised:
@@ -168,7 +168,7 @@ def test_a_header_that_lies_is_an_error_and_allocates_nothing(tmp_path: Path, he
     assert maximum < 1 << 22
 
 
-def test_a_header_longer_than_the_file_is_not_read(tmp_path: Path) -> None:
+def test_header_longer_than_file_raises(tmp_path: Path) -> None:
     path = forge(tmp_path / "x", layout(5), header_bytes=0xFFFFFFFF)
     with pytest.raises(
         CheckpointError, match="offset 8: the size of the header is 4294967295 bytes"
@@ -176,7 +176,7 @@ def test_a_header_longer_than_the_file_is_not_read(tmp_path: Path) -> None:
         read_all(path)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_files_of_other_formats_raise(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="x: the file is missing"):
         read_all(tmp_path / "x")
     (tmp_path / "x").write_bytes(b"\x80\x04cos\nsystem\n")
@@ -195,12 +195,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.array(["a"]), np.float32(1)])
-def test_what_is_no_array_of_numbers_is_not_written(tmp_path: Path, array: Any) -> None:
+def test_non_numeric_arrays_raise(tmp_path: Path, array: Any) -> None:
     with pytest.raises(TypeError, match="Unsupported array 'g/c' for a checkpoint"):
         array_file.write(tmp_path / "x", "me", {}, {"g": {"c": array}})
 
 
-def test_arrays_of_a_group_have_one_length(tmp_path: Path) -> None:
+def test_arrays_of_group_must_have_equal_length(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Arrays of group 'g' have lengths \{'a': 2, 'b': 3\}"):
         array_file.write(tmp_path / "x", "me", {}, {"g": {"a": np.zeros(2), "b": np.zeros(3)}})
     assert not (tmp_path / "x").exists()

@@ -29,7 +29,7 @@ from slipstream_tf.tables.native import NativeStore
 DATA = "rank-0/state.data-00000-of-00001"
 
 
-class OneOf(SingleProcess):
+class FakeRank(SingleProcess):
     """Simulates one rank of a job.
 
     The other ranks send the same data as this rank, or the given `others`, for example an error.
@@ -70,7 +70,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_the_newest_is_restored_and_old_ones_are_removed(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_restored_and_old_checkpoints_are_removed(tmp_path: Path) -> None:
     directory = tmp_path / "made" / "by it"
     paths = saved(directory, 5)
     assert names(directory) == ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
@@ -82,7 +82,7 @@ def test_the_newest_is_restored_and_old_ones_are_removed(tmp_path: Path) -> None
     np.testing.assert_array_equal(variable, np.full(100, 5.0, np.float32))
 
 
-def test_a_directory_without_checkpoints_restores_nothing(tmp_path: Path) -> None:
+def test_empty_directory_restores_nothing(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         variable, checkpoints = job(directory, 7.0)
         assert checkpoints.restore() is None
@@ -136,7 +136,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_not_restored(
+def test_damaged_checkpoint_is_not_restored(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     harm, reason = DAMAGES[damage]
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_not_restored(
     assert names(tmp_path) == [f"checkpoint-00000{number}" for number in (4, 5, 6)]
 
 
-def test_none_whole_is_an_error_that_names_all(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_raise_error_naming_all(tmp_path: Path) -> None:
     paths = saved(tmp_path, 2)
     flip(paths[0] / DATA)
     (paths[1] / DATA).unlink()
@@ -171,7 +171,7 @@ def test_none_whole_is_an_error_that_names_all(tmp_path: Path) -> None:
     assert variable[0] == 7.0
 
 
-def test_what_was_not_finished_is_none(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_is_ignored(tmp_path: Path) -> None:
     paths = saved(tmp_path)
     paths[-1].rename(tmp_path / ".saving")
     _, checkpoints = job(tmp_path)
@@ -181,7 +181,7 @@ def test_what_was_not_finished_is_none(tmp_path: Path) -> None:
     assert ".saving" not in names(tmp_path)
 
 
-def test_a_failed_write_leaves_the_last_one(
+def test_failed_write_keeps_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = saved(tmp_path)
@@ -199,14 +199,14 @@ def test_a_failed_write_leaves_the_last_one(
     assert variable[0] == 3.0
 
 
-def test_another_program_s_variables_are_refused(tmp_path: Path) -> None:
+def test_variables_of_other_program_raise(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     other = tf.train.Checkpoint(other=tf.Variable(0.0))
     with pytest.raises(ValueError, match=r"it has other variables, .* optimizer\.build"):
         CheckpointManager(tmp_path, other, SingleProcess(), None).restore()
 
 
-def test_another_version_is_no_damage(tmp_path: Path) -> None:
+def test_other_version_is_not_reported_as_damage(tmp_path: Path) -> None:
     """An older checkpoint does not help, because the newest one is intact."""
     paths = saved(tmp_path, 2)
     edit(paths[-1] / "manifest.json", format=6)
@@ -218,18 +218,18 @@ def test_another_version_is_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1.5, True])
-def test_what_to_keep_must_be_a_number(keep: Any, tmp_path: Path) -> None:
+def test_invalid_max_to_keep_raises(keep: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Invalid `max_to_keep`"):
         job(tmp_path, max_to_keep=keep)
 
 
-def test_a_step_must_be_a_number(tmp_path: Path) -> None:
+def test_invalid_step_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Invalid `step`: -1"):
         job(tmp_path)[1].save(-1)
     assert names(tmp_path) == []
 
 
-def test_saving_goes_on_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_continues_in_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variable, checkpoints = job(tmp_path, 1.0, background=True)
     may_go, sync = threading.Event(), disk.sync
 
@@ -250,9 +250,7 @@ def test_saving_goes_on_in_the_background(tmp_path: Path, monkeypatch: pytest.Mo
     assert variable[0] == 1.0
 
 
-def test_a_wait_that_is_interrupted_keeps_the_next_save_from_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_wait_blocks_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, checkpoints = job(tmp_path, 1.0, background=True)
     may_go, sync = threading.Event(), disk.sync
 
@@ -278,7 +276,7 @@ def test_a_wait_that_is_interrupted_keeps_the_next_save_from_beginning(
     assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
 
 
-def test_an_error_in_the_background_is_raised_by_the_next_call(
+def test_background_error_is_raised_by_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -297,7 +295,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(
         assert names(tmp_path / call) == ["checkpoint-000001"]
 
 
-def test_a_process_ends_after_its_checkpoint_is_written(tmp_path: Path) -> None:
+def test_process_exits_after_checkpoint_is_written(tmp_path: Path) -> None:
     program = (
         "import sys, time, tensorflow as tf\n"
         "from slipstream_tf._utils import disk\n"
@@ -311,13 +309,13 @@ def test_a_process_ends_after_its_checkpoint_is_written(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-000001"]
 
 
-def test_a_position_that_is_no_json_is_refused_before_anything(tmp_path: Path) -> None:
+def test_position_that_is_not_json_raises_before_writing(tmp_path: Path) -> None:
     _, checkpoints = job(tmp_path)
     with pytest.raises(TypeError, match="not JSON serializable"):
         checkpoints.save(1, position=np.arange(3))
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+def test_full_disk_keeps_last_checkpoint(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]
@@ -351,7 +349,7 @@ def contents(keys: np.ndarray, value: float, dim: int = 4, slots: int = 4) -> di
     }
 
 
-def test_only_changed_rows_are_written_unless_a_write_failed(
+def test_only_changed_rows_are_written_unless_last_write_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = NativeStore([Table("t", 4)], Adagrad(0.1))
@@ -393,7 +391,7 @@ def test_only_changed_rows_are_written_unless_a_write_failed(
     assert save(6) > whole * 0.9
 
 
-def test_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
+def test_read_only_directory_raises(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         (tmp_path / "c").write_text("a file in its place")
     else:
@@ -402,14 +400,14 @@ def test_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
         job(tmp_path / "c")[1].save(1)
 
 
-def test_an_error_of_one_rank_is_one_of_all() -> None:
-    assert together(OneOf(1, 3), lambda: {"a": 1}, "x", "write") == [{"a": 1}] * 3
+def test_error_on_one_rank_raises_on_all_ranks() -> None:
+    assert together(FakeRank(1, 3), lambda: {"a": 1}, "x", "write") == [{"a": 1}] * 3
 
     def fail() -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        together(OneOf(1, 2, [[None, 5]]), fail, "x", "write")
+        together(FakeRank(1, 2, [[None, 5]]), fail, "x", "write")
     message = "Rank 0 could not write: OSError: disk full"
     with pytest.raises(RuntimeError, match=message):
-        together(OneOf(1, 2, [["OSError: disk full", None]]), lambda: 5, "x", "write")
+        together(FakeRank(1, 2, [["OSError: disk full", None]]), lambda: 5, "x", "write")

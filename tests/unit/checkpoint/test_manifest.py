@@ -45,7 +45,7 @@ def manifest(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_it_comes_back(tmp_path: Path) -> None:
+def test_manifest_round_trip(tmp_path: Path) -> None:
     found = read_manifest(manifest(tmp_path, tables=[TABLE, {**TABLE, "rule": "Adagrad"}]))
     assert (found.step, found.world_size, found.versions) == (7, 1, {"tensorflow": "2"})
     require_whole(tmp_path, found, ["rank-0"])
@@ -71,13 +71,13 @@ def test_it_comes_back(tmp_path: Path) -> None:
         "rank-0/" + "a" * 201,
     ],
 )
-def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_path_outside_directory_raises(tmp_path: Path, name: str) -> None:
     manifest(tmp_path, files={name: {"bytes": 7}})
     with pytest.raises(CheckpointError, match=r"lists .*; expected files in folders rank-0"):
         read_manifest(tmp_path)
 
 
-def test_a_link_is_refused(tmp_path: Path) -> None:
+def test_symbolic_link_raises(tmp_path: Path) -> None:
     folder = manifest(tmp_path / "a")
     secret = tmp_path / "secret"
     secret.write_bytes(b"content")
@@ -115,13 +115,13 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_damaged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_damaged_manifest_raises(tmp_path: Path, changes: dict[str, Any]) -> None:
     manifest(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=r"manifest\.json: the manifest has .*; expected "):
         read_manifest(tmp_path)
 
 
-def test_another_version_is_named(tmp_path: Path) -> None:
+def test_other_version_is_named_in_error(tmp_path: Path) -> None:
     for version in (4, 6):
         manifest(tmp_path, format=version, versions={"slipstream_tf": "9.1"})
         with pytest.raises(
@@ -131,7 +131,7 @@ def test_another_version_is_named(tmp_path: Path) -> None:
             read_manifest(tmp_path)
 
 
-def test_every_changed_character_is_found(tmp_path: Path) -> None:
+def test_every_changed_character_is_detected(tmp_path: Path) -> None:
     path = manifest(tmp_path, tables=[TABLE], positions=[{"batches": 12.5}]) / "manifest.json"
     whole = path.read_text()
     before = read_manifest(tmp_path)
@@ -147,7 +147,7 @@ def test_every_changed_character_is_found(tmp_path: Path) -> None:
                 assert found == before, (place, character, other)
 
 
-def test_a_manifest_without_a_checksum_is_damaged(tmp_path: Path) -> None:
+def test_manifest_without_checksum_is_damaged(tmp_path: Path) -> None:
     path = manifest(tmp_path) / "manifest.json"
     values = json.loads(path.read_text())
     del values["checksum"]
@@ -156,7 +156,7 @@ def test_a_manifest_without_a_checksum_is_damaged(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_path_that_is_not_file_raises(tmp_path: Path) -> None:
     """Reading a pipe would block, and some device files are endless."""
     folder = manifest(tmp_path)
     path = folder / "manifest.json"
@@ -175,7 +175,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         read_manifest(folder / "rank-0" / "state.index")
 
 
-def test_what_is_nested_or_large_without_end_is_refused(tmp_path: Path) -> None:
+def test_deeply_nested_or_huge_manifest_raises(tmp_path: Path) -> None:
     path = manifest(tmp_path) / "manifest.json"
     whole = path.read_text()
     nested = "[" * 100_000 + "]" * 100_000
@@ -204,7 +204,7 @@ INDEX, SHARD = {"bytes": 7, "sha256": "0"}, "rank-0/state.data-0000{}-of-0000{}"
     ],
     ids=str,
 )
-def test_what_tensorflow_reads_must_be_named_with_checksums(tmp_path: Path, files: Any) -> None:
+def test_files_read_by_tensorflow_require_checksums(tmp_path: Path, files: Any) -> None:
     found = read_manifest(manifest(tmp_path, files=files))
     with pytest.raises(
         CheckpointError, match=r"manifest\.json: the manifest (lists only|has no) .*rank-0/state"
@@ -225,13 +225,13 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "edition_1"
 
 
-def test_a_checkpoint_of_the_first_edition_is_refused(written: Path) -> None:
+def test_checkpoint_of_first_edition_raises(written: Path) -> None:
     job = Job(SingleProcess(), "native", written / "checkpoints")
     with pytest.raises(CheckpointMismatchError, match=r"this version reads format 5\. Restore the"):
         job.checkpoints.restore()
 
 
-def test_a_saved_model_of_the_first_edition_is_served(written: Path) -> None:
+def test_saved_model_of_first_edition_is_served(written: Path) -> None:
     model = tf.saved_model.load(str(written / "saved_model"))
     inputs = {"a": tf.range(20, dtype=tf.int64), "b": 3 * tf.range(20, dtype=tf.int64)}
     outputs = keras.tree.flatten(model.serve(inputs))

@@ -70,7 +70,7 @@ def elsewhere() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
-def test_rows_and_counts_come_back(storage: Storage, tmp_path: Path) -> None:
+def test_rows_and_counts_are_restored(storage: Storage, tmp_path: Path) -> None:
     store, whole = store_of(tmp_path / "spill", storage), store_of(None, storage)
     for one in (store, whole):
         train(one, 0, 30)
@@ -88,7 +88,7 @@ def test_rows_and_counts_come_back(storage: Storage, tmp_path: Path) -> None:
     assert_same(store, whole)
 
 
-def test_what_was_not_changed_is_not_written_again(tmp_path: Path) -> None:
+def test_unchanged_rows_are_not_written_again(tmp_path: Path) -> None:
     store = store_of(tmp_path / "spill")
     train(store, 0, 60)
     saved = checkpoints(tmp_path / "saved", store)
@@ -105,7 +105,7 @@ def test_what_was_not_changed_is_not_written_again(tmp_path: Path) -> None:
     assert used < 3 * store.size("t") * 2 * 4 * DIM
 
 
-def test_disk_space_is_given_back_with_old_checkpoints(tmp_path: Path) -> None:
+def test_removing_old_checkpoints_frees_disk_space(tmp_path: Path) -> None:
     store = store_of(tmp_path / "spill")
     saved = checkpoints(tmp_path / "saved", store)
     for step in range(0, 200, 10):
@@ -121,7 +121,7 @@ def test_disk_space_is_given_back_with_old_checkpoints(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) < 400
 
 
-def test_another_file_system_gets_a_copy_of_what_is_new(tmp_path: Path, elsewhere: Path) -> None:
+def test_other_file_system_receives_copy_of_new_files(tmp_path: Path, elsewhere: Path) -> None:
     store, whole = store_of(elsewhere / "spill"), store_of(None)
     train(store, 0, 30)
     saved = checkpoints(tmp_path / "saved", store)
@@ -136,7 +136,7 @@ def test_another_file_system_gets_a_copy_of_what_is_new(tmp_path: Path, elsewher
     assert_same(back, whole)
 
 
-def test_damage_is_found_before_the_store_is_touched(tmp_path: Path) -> None:
+def test_damage_is_detected_before_store_changes(tmp_path: Path) -> None:
     store = store_of(tmp_path / "spill")
     train(store, 0, 20)
     saved = checkpoints(tmp_path / "saved", store)
@@ -164,7 +164,7 @@ def test_damage_is_found_before_the_store_is_touched(tmp_path: Path) -> None:
     assert_same(back, whole)
 
 
-def test_a_manifest_has_rows_and_sizes(tmp_path: Path) -> None:
+def test_manifest_contains_rows_and_sizes(tmp_path: Path) -> None:
     store = store_of(tmp_path / "spill")
     train(store, 0, 5)
     folder = checkpoints(tmp_path / "saved", store).save(5).path
@@ -175,7 +175,7 @@ def test_a_manifest_has_rows_and_sizes(tmp_path: Path) -> None:
     assert (folder / NAME).stat().st_size < 10_000
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint(
+def test_full_disk_keeps_earlier_checkpoint(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_of(elsewhere / "spill")
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(
     assert_same(back, store)
 
 
-def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
+def test_unsupported_calls_raise(tmp_path: Path) -> None:
     store, memory = store_of(tmp_path / "spill"), store_of(None)
     train(store, 0, 2)
     contents = store.export_table("t")

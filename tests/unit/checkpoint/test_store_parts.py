@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from store_files import DEFERS, RULE, SPECS, TABLE, InSok, restore, save
+from store_files import DEFERS, RULE, SPECS, TABLE, SokLikeStore, restore, save
 from thread_jobs import Job, Threads
 
 from slipstream_tf import Retention, Table, optimizers
@@ -29,7 +29,7 @@ from slipstream_tf.tables import NativeStore, VariableStore
 FLAGS = np.array([0, 1, 1], np.uint8)  # Flags of the keys 2, 3 and 5.
 
 
-class WithCopies(InSok):
+class SokLikeStoreWithReplicas(SokLikeStore):
     """Store with replicas of rows, as in `SokEmbeddingStore`."""
 
     has_replicas = True
@@ -80,13 +80,13 @@ def total(arrays: Sequence[dict[str, Any]], column: str) -> dict[int, Any]:
     return {key: np.asarray(value).tolist() for key, value in found.items()}
 
 
-def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
+def test_native_tables_move_to_sok_and_back(tmp_path: Path) -> None:
     keys = [8, 3, 11, 6, 1, 40]
     first = native(keys)
     was, deferred = first.export_table("t", flush=False), first.export_deferred("t")
     assert deferred["keys"].size == 2
     manifest = save(tmp_path / "a", [first], "replicated")
-    spread = [InSok(r, 3) for r in range(3)]
+    spread = [SokLikeStore(r, 3) for r in range(3)]
     restore(tmp_path / "a", manifest, spread, "spread")
     for rank, store in enumerate(spread):
         assert (store.contents["keys"] % 3 == rank).all()
@@ -110,9 +110,7 @@ def test_native_tables_go_into_sok_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", [0, 1, 2])
-def test_rows_that_all_ranks_have_come_from_the_one_that_wrote_them(
-    writer: int, tmp_path: Path
-) -> None:
+def test_replicated_rows_are_read_from_rank_that_wrote_them(writer: int, tmp_path: Path) -> None:
     keys = [8, 3, 11, 6, 1, 40]
     saved = [native(keys) for _ in range(3)]
     was = saved[0].export_table("t", flush=False)
@@ -128,7 +126,7 @@ def test_rows_that_all_ranks_have_come_from_the_one_that_wrote_them(
             for column in ("keys", "rows", "slots", "steps"):
                 np.testing.assert_array_equal(found[column], was[column], column)
             np.testing.assert_array_equal(found["counts"], was["counts"] * 3 / size)
-    spread = [InSok(r, 2) for r in range(2)]
+    spread = [SokLikeStore(r, 2) for r in range(2)]
     restore(tmp_path / "a", manifest, spread, "spread")
     assert rows(spread, "rows") == dict(
         zip(was["keys"].tolist(), was["rows"].tolist(), strict=True)
@@ -136,11 +134,11 @@ def test_rows_that_all_ranks_have_come_from_the_one_that_wrote_them(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_tables_in_sok_go_to_any_number_of_ranks(size: int, tmp_path: Path) -> None:
+def test_sok_tables_move_to_any_number_of_ranks(size: int, tmp_path: Path) -> None:
     keys = [2, 3, 5, 7, 11, 13, 17, 19]
-    saved = [InSok(r, 2).fill(keys, [0.5, 0.25]) for r in range(2)]
+    saved = [SokLikeStore(r, 2).fill(keys, [0.5, 0.25]) for r in range(2)]
     manifest = save(tmp_path / "a", saved, "spread")
-    now = [InSok(r, size) for r in range(size)]
+    now = [SokLikeStore(r, size) for r in range(size)]
     restore(tmp_path / "a", manifest, now, "spread")
     for column in ("rows", "slots", "trained"):
         assert rows(now, column) == rows(saved, column)
@@ -157,9 +155,9 @@ def test_tables_in_sok_go_to_any_number_of_ranks(size: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_accesses_that_sok_counts_apart_are_with_native_rows(size: int, tmp_path: Path) -> None:
+def test_sok_access_counts_move_into_native_rows(size: int, tmp_path: Path) -> None:
     keys = [2, 3, 5, 7, 11, 13]
-    saved = [InSok(r, 3).fill(keys) for r in range(3)]
+    saved = [SokLikeStore(r, 3).fill(keys) for r in range(3)]
     manifest = save(tmp_path / "a", saved, "spread")
     now = [NativeStore([TABLE], RULE) for _ in range(size)]
     restore(tmp_path / "a", manifest, now, "replicated")
@@ -171,7 +169,7 @@ def test_accesses_that_sok_counts_apart_are_with_native_rows(size: int, tmp_path
         )
 
 
-def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
+def test_owner_sums_access_counts_of_all_ranks(tmp_path: Path) -> None:
     class Sharded(NativeStore):
         is_spread = True
         has_replicas = True
@@ -186,7 +184,7 @@ def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
         def import_copies(self, table: str, contents: Any, takes_flags: bool = True) -> None:
             raise AssertionError("copies of another kind of store")
 
-    saved = [WithCopies(r, 2).fill([2, 3, 5, 7, 11, 13]) for r in range(2)]
+    saved = [SokLikeStoreWithReplicas(r, 2).fill([2, 3, 5, 7, 11, 13]) for r in range(2)]
     manifest = save(tmp_path / "a", saved, "spread")
     now = [Sharded(r) for r in range(2)]
     for number, store in enumerate(now):
@@ -199,26 +197,26 @@ def test_an_owner_counts_what_all_ranks_accessed(tmp_path: Path) -> None:
     assert all(part["keys"].size for part in parts)
 
 
-def test_copies_come_back_to_as_many_ranks_of_a_store_that_has_them(tmp_path: Path) -> None:
-    saved = [WithCopies(r, 2).fill([2, 3, 5]) for r in range(2)]
+def test_replicas_are_restored_on_same_number_of_ranks(tmp_path: Path) -> None:
+    saved = [SokLikeStoreWithReplicas(r, 2).fill([2, 3, 5]) for r in range(2)]
     manifest = save(tmp_path / "a", saved, "spread")
-    now = [WithCopies(r, 2) for r in range(2)]
+    now = [SokLikeStoreWithReplicas(r, 2) for r in range(2)]
     restore(tmp_path / "a", manifest, now, "spread")
     for store, old in zip(now, saved, strict=True):
         assert store.copies is not None
         for name, values in old.export_copies("t").items():
             np.testing.assert_array_equal(store.copies[name], values, name)
-    (alone,) = one = [WithCopies(0, 1)]
+    (alone,) = one = [SokLikeStoreWithReplicas(0, 1)]
     restore(tmp_path / "a", manifest, one, "spread")
     assert alone.copies is None
-    restore(tmp_path / "a", manifest, [InSok(r, 2) for r in range(2)], "spread")
+    restore(tmp_path / "a", manifest, [SokLikeStore(r, 2) for r in range(2)], "spread")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_sums_go_to_the_owner_where_he_defers_them(size: int, tmp_path: Path) -> None:
-    saved = [InSok(r, 2).fill(range(2, 20)) for r in range(2)]
+def test_deferred_sums_move_to_owner(size: int, tmp_path: Path) -> None:
+    saved = [SokLikeStore(r, 2).fill(range(2, 20)) for r in range(2)]
     manifest = save(tmp_path / "a", saved, "spread")
-    now = [InSok(r, size, defers_at_owners=True) for r in range(size)]
+    now = [SokLikeStore(r, size, defers_at_owners=True) for r in range(size)]
     restore(tmp_path / "a", manifest, now, "spread")
     sums = [[s.deferred for s in stores] for stores in (now, saved)]
     assert total(sums[0], "sums") == total(sums[1], "sums")
@@ -231,9 +229,9 @@ def test_sums_go_to_the_owner_where_he_defers_them(size: int, tmp_path: Path) ->
         )
 
 
-def test_sums_that_no_policy_defers_are_applied_at_once(tmp_path: Path) -> None:
-    manifest = save(tmp_path / "a", [InSok(0, 1).fill([2, 3, 5])], "spread")
-    store = InSok(0, 1)
+def test_sums_without_deferring_policy_are_applied_at_once(tmp_path: Path) -> None:
+    manifest = save(tmp_path / "a", [SokLikeStore(0, 1).fill([2, 3, 5])], "spread")
+    store = SokLikeStore(0, 1)
     policy = UpdatePolicy("mask", "interval")
     restore(tmp_path / "a", manifest, [store], "spread", policy)
     # By interval, because a rank cannot compute the movement of rows when SOK stores their slots.
@@ -242,8 +240,8 @@ def test_sums_that_no_policy_defers_are_applied_at_once(tmp_path: Path) -> None:
     assert store.flushed == 1 and store.deferred["keys"].size == 1
 
 
-def test_variables_take_rows_of_sok(tmp_path: Path) -> None:
-    saved = [InSok(r, 2).fill([2, 3, 5]) for r in range(2)]
+def test_variables_import_sok_rows(tmp_path: Path) -> None:
+    saved = [SokLikeStore(r, 2).fill([2, 3, 5]) for r in range(2)]
     manifest = save(tmp_path / "a", saved, "spread")
     store = VariableStore({"t": tf.Variable(tf.zeros([6, 2]))})
     restore(tmp_path / "a", manifest, [store], "replicated")
@@ -253,9 +251,9 @@ def test_variables_take_rows_of_sok(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [-1, -4])
-def test_keys_that_sok_uses_itself_are_refused(key: int, tmp_path: Path) -> None:
+def test_keys_reserved_by_sok_raise(key: int, tmp_path: Path) -> None:
     manifest = save(tmp_path / "a", [native([3, key, 8])], "replicated")
-    store = InSok(0, 1).fill([1])
+    store = SokLikeStore(0, 1).fill([1])
     with pytest.raises(
         CheckpointMismatchError, match=f"has key {key}, but SOK reserves .* into a native"
     ):
@@ -263,9 +261,9 @@ def test_keys_that_sok_uses_itself_are_refused(key: int, tmp_path: Path) -> None
     assert store.contents["keys"].tolist() == [1]
 
 
-def test_more_rows_than_a_rank_s_capacity_are_refused(tmp_path: Path) -> None:
+def test_rows_beyond_capacity_of_rank_raise(tmp_path: Path) -> None:
     manifest = save(tmp_path / "a", [native([1, 2, 3])], "replicated")
-    store = InSok(0, 1)
+    store = SokLikeStore(0, 1)
     store.tables = (Table("t", 2, retention=Retention(2, eviction="lru")),)
     with pytest.raises(CheckpointMismatchError, match="3 rows for rank 0, more than its capacity"):
         restore(tmp_path / "a", manifest, [store], "spread")
@@ -300,12 +298,12 @@ def variable_store(optimizer: Any = None) -> VariableStore:
     return store
 
 
-def in_sok() -> InSok:
+def in_sok() -> SokLikeStore:
     """Returns a store without slots, steps and learning rate.
 
     A training loop with an unknown optimizer makes stores like this.
     """
-    store = InSok(0, 1, optimizer=None).fill(range(ROWS))
+    store = SokLikeStore(0, 1, optimizer=None).fill(range(ROWS))
     store.contents.update(slots=np.empty((ROWS, 0), np.float32), steps=np.zeros(2, np.int64))
     store.deferred["learning_rate"] = np.float32(0.0)
     return store
@@ -330,7 +328,7 @@ def updated(was: dict[str, Any], deferred: dict[str, Any], rule: SparseOptimizer
 
 @each_rule
 @pytest.mark.parametrize("kind", ["variable", "variable with a rate", "sok"])
-def test_rows_move_as_by_an_update(kind: str, rule: SparseOptimizer, tmp_path: Path) -> None:
+def test_applied_sums_equal_update(kind: str, rule: SparseOptimizer, tmp_path: Path) -> None:
     saved: Any = in_sok() if kind == "sok" else variable_store()
     rate = 0.1
     if kind == "variable with a rate":
@@ -347,9 +345,7 @@ def test_rows_move_as_by_an_update(kind: str, rule: SparseOptimizer, tmp_path: P
 
 
 @each_rule
-def test_sums_that_stay_deferred_are_applied_by_a_later_flush(
-    rule: SparseOptimizer, tmp_path: Path
-) -> None:
+def test_deferred_sums_are_applied_by_later_flush(rule: SparseOptimizer, tmp_path: Path) -> None:
     saved = variable_store()
     manifest = save(tmp_path, [saved], "replicated")
     now = NativeStore([TABLE], rule)
@@ -361,7 +357,7 @@ def test_sums_that_stay_deferred_are_applied_by_a_later_flush(
 
 
 @each_rule
-def test_a_store_of_its_own_that_never_saw_an_update(rule: SparseOptimizer) -> None:
+def test_sums_imported_without_rate_wait_for_first_update(rule: SparseOptimizer) -> None:
     saved, now = variable_store(), NativeStore([TABLE], rule)
     now.import_table("t", {**saved.export_table("t"), "slots": new_slots(rule, ROWS)})
     now.set_update_policy("t", DEFERS)
@@ -374,7 +370,7 @@ def test_a_store_of_its_own_that_never_saw_an_update(rule: SparseOptimizer) -> N
     np.testing.assert_array_equal(rows, updated(saved.export_table("t"), deferred, rule))
 
 
-def test_the_log_says_what_happens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_reports_applied_gradients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = save(tmp_path, [variable_store()], "replicated")
     caplog.set_level(logging.WARNING)
     restore(tmp_path, manifest, [NativeStore([TABLE], RULES[0])], "replicated", APPLIES)
@@ -386,7 +382,7 @@ def test_the_log_says_what_happens(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert store.deferred_rows() == {"t": 3}
 
 
-def test_ranks_of_a_sharded_job_tell_the_rate_that_they_train_with(tmp_path: Path) -> None:
+def test_sharded_ranks_save_their_learning_rate(tmp_path: Path) -> None:
     def train(comm: Any) -> None:
         job = Job(comm, "sharded", tmp_path / str(comm.rank))
         job.store.learning_rate.assign(0.05)

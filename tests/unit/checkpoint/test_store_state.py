@@ -68,7 +68,7 @@ LOG = [
 
 
 @pytest.mark.parametrize("form", ["state", "job"])
-def test_tables_are_taken_by_name(form: str, tmp_path: Any, caplog: Any) -> None:
+def test_tables_are_restored_by_name(form: str, tmp_path: Any, caplog: Any) -> None:
     saved, store = trained(SAVED, 1), trained(HERE, 7)
     before = {table.name: store.export_table(table.name) for table in HERE}
     dense, comm = tf.train.Checkpoint(x=tf.Variable(1.0)), distributed.SingleProcess()
@@ -104,7 +104,7 @@ def make_model(tables: list[str]) -> keras.Model:
     return model
 
 
-def test_a_feature_is_added_to_a_models_weights(tmp_path: Any) -> None:
+def test_weights_load_into_model_with_added_feature(tmp_path: Any) -> None:
     keys = np.arange(8)
     old, new = make_model(["user", "item"]), make_model(["user", "item", "city"])
     old.fit({"user": keys, "item": keys}, keys, verbose=0)
@@ -136,7 +136,7 @@ trees = st.recursive(
 
 
 @given(trees, st.integers(0, 5))
-def test_any_tree_comes_back_exactly(tree: object, rows: int) -> None:
+def test_random_tree_round_trip(tree: object, rows: int) -> None:
     array = np.arange(rows, dtype=np.float32)
     skeleton, arrays = flatten({"tree": tree, "arrays": [array, {"deep": array[:1]}]})
     back = unflatten(json.loads(json.dumps(skeleton)), arrays)
@@ -145,12 +145,12 @@ def test_any_tree_comes_back_exactly(tree: object, rows: int) -> None:
     np.testing.assert_array_equal(back["arrays"][1]["deep"], array[:1])
 
 
-def test_numbers_of_numpy_become_plain_ones_and_infinities_stay() -> None:
+def test_numpy_numbers_become_python_numbers_and_infinities_stay() -> None:
     skeleton, _ = flatten({"a": np.float32(0.1), "b": float("inf"), "c": (np.int64(3),)})
     assert json.loads(json.dumps(skeleton)) == {"a": float(np.float32(0.1)), "b": np.inf, "c": [3]}
 
 
-def test_a_missing_array_is_an_error() -> None:
+def test_missing_array_raises() -> None:
     skeleton, _ = flatten({"a": np.zeros(3)})
     with pytest.raises(KeyError):
         unflatten(skeleton, {})

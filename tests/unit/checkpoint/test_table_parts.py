@@ -70,7 +70,7 @@ def assert_is(store: NativeStore, saved: SavedTable) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (1000, 600, 300, 250)])
-def test_tables_that_all_ranks_have_are_shared_out_by_their_size(sizes: tuple[int, ...]) -> None:
+def test_replicated_tables_are_distributed_among_writers_by_size(sizes: tuple[int, ...]) -> None:
     store = NativeStore([Table(f"t{i}", DIM) for i in range(len(sizes))])
     for index, size in enumerate(sizes):
         store.write_rows(f"t{index}", np.arange(size), np.zeros((size, DIM), np.float32))
@@ -81,7 +81,7 @@ def test_tables_that_all_ranks_have_are_shared_out_by_their_size(sizes: tuple[in
 
 
 @pytest.mark.parametrize("capacity", [None, 50])
-def test_any_changes_are_read_as_the_table_is(tmp_path, capacity):
+def test_random_changes_read_back_as_table(tmp_path, capacity):
     draw = np.random.default_rng(5)
     retention = Retention(capacity=capacity, eviction="lru") if capacity else None
     layer = EmbeddingCollection([Table("t", DIM, retention=retention)], features={"f": "t"})
@@ -104,7 +104,7 @@ def test_any_changes_are_read_as_the_table_is(tmp_path, capacity):
     assert contents["counts"].any() and (capacity is None or contents["last_used"].any())
 
 
-def test_a_file_has_what_changed_and_the_others_stay(tmp_path):
+def test_file_contains_changed_rows_only(tmp_path):
     store = store_of()
     write(store, np.arange(1000), 1.0)
     saved = Saved(store, tmp_path)
@@ -121,7 +121,7 @@ def test_a_file_has_what_changed_and_the_others_stay(tmp_path):
     assert_is(store, saved.read())
 
 
-def test_all_rows_come_again_before_changes_are_more(tmp_path):
+def test_full_part_is_written_before_changes_exceed_table(tmp_path):
     store = store_of()
     write(store, np.arange(100), 0.0)
     saved = Saved(store, tmp_path)
@@ -139,7 +139,7 @@ def test_all_rows_come_again_before_changes_are_more(tmp_path):
     assert rows == [100, *[1] * 8] * 2 + [100, 1]
 
 
-def test_where_files_have_one_name_only_all_rows_come(tmp_path, monkeypatch):
+def test_all_rows_are_written_without_hard_links(tmp_path, monkeypatch):
     store = store_of()
     write(store, np.arange(10), 1.0)
     saved = Saved(store, tmp_path)
@@ -154,7 +154,7 @@ def test_where_files_have_one_name_only_all_rows_come(tmp_path, monkeypatch):
     assert len(saved.parts[-1].contents["keys"]) == 2
 
 
-def test_a_file_of_before_is_checked(tmp_path):
+def test_earlier_part_is_verified(tmp_path):
     store = store_of()
     write(store, np.arange(100), 1.0)
     saved = Saved(store, tmp_path)
@@ -172,7 +172,7 @@ def test_a_file_of_before_is_checked(tmp_path):
         saved.read()
 
 
-def test_a_file_that_was_cut_short_is_not_gone_on_from(tmp_path):
+def test_truncated_part_is_not_extended(tmp_path):
     store = store_of()
     write(store, np.arange(100), 1.0)
     saved = Saved(store, tmp_path)
@@ -185,7 +185,7 @@ def test_a_file_that_was_cut_short_is_not_gone_on_from(tmp_path):
     assert not name_before(saved.newest, 0).exists()
 
 
-def test_a_file_of_another_table_is_refused(tmp_path):
+def test_part_of_other_table_raises(tmp_path):
     tables = [Table(name, DIM) for name in "ab"]
     store, folder, before = NativeStore(tables), tmp_path / "rank-0", {}
     for number in range(2):
@@ -203,7 +203,7 @@ def test_a_file_of_another_table_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("reported", [{"before": 5}, {"rows": "x"}, {"before": [7]}])
-def test_a_forged_header_is_an_error(tmp_path, monkeypatch, reported):
+def test_forged_header_raises(tmp_path, monkeypatch, reported):
     store = store_of()
     write(store, np.arange(10), 1.0)
     saved, plain = Saved(store, tmp_path), array_file.write
@@ -216,7 +216,7 @@ def test_a_forged_header_is_an_error(tmp_path, monkeypatch, reported):
         saved.save()
 
 
-def test_rows_that_do_not_add_up_are_an_error(tmp_path):
+def test_wrong_row_count_raises(tmp_path):
     store = store_of()
     write(store, np.arange(100), 1.0)
     saved = Saved(store, tmp_path)

@@ -34,7 +34,7 @@ def note(staging: Path, rank: int) -> None:
     path.with_suffix(".partial").rename(path)
 
 
-def test_a_rank_that_died_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_PATIENCE_SECONDS", 0.3)
     staging = tmp_path / ".saving"
     staging.mkdir()
@@ -45,7 +45,7 @@ def test_a_rank_that_died_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "checkpoint-000001").exists()
 
 
-def test_a_rank_that_lives_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_rank_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_PATIENCE_SECONDS", 1.0)
     monkeypatch.setattr(writing, "_BEAT_SECONDS", 0.05)
     staging = tmp_path / ".saving"
@@ -65,7 +65,7 @@ def test_a_rank_that_lives_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
     assert os.listdir(tmp_path) == ["checkpoint-000001"]
 
 
-def test_rows_leave_as_they_would_from_a_full_table() -> None:
+def test_import_beyond_capacity_evicts_like_full_table() -> None:
     contents = {
         "keys": np.arange(5),
         "rows": np.arange(10, dtype=np.float32).reshape(5, 2),
@@ -196,7 +196,7 @@ def killed_at(point: int, is_after: bool) -> None:
         setattr(disk, name, act)
 
 
-def test_a_writer_killed_at_any_point_leaves_a_whole_checkpoint(
+def test_killed_writer_keeps_complete_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = tmp_path / "counted"
@@ -227,7 +227,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_checkpoint(
     assert set(found) == {2, 3}
 
 
-def test_writers_killed_at_random_times(tmp_path: Path) -> None:
+def test_randomly_killed_writers_keep_complete_checkpoint(tmp_path: Path) -> None:
     """Kills 50 successive writers at random times without injected faults."""
     random = np.random.default_rng(1)
     step = 1
@@ -253,7 +253,7 @@ def test_writers_killed_at_random_times(tmp_path: Path) -> None:
         step = now
 
 
-def test_a_rank_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_with_full_disk_reports_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Note: without this error file, rank 0 would wait forever."""
     room = 5000
     write = disk.write

@@ -22,7 +22,7 @@ from slipstream_tf.cli.train_flags import make_flags
         ("--policies=skip_examples --window_steps=100", (48, 251), 1),
     ],
 )
-def test_python_has_something_to_do_between_calls_of_steps(
+def test_steps_per_execution_divides_event_steps(
     flags: str, ends: tuple[int | None, ...], steps: int
 ) -> None:
     known = make_flags()

@@ -33,12 +33,12 @@ def fixture_run_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_check_that_passes_needs_no_command(run_lines):
+def test_passing_check_has_no_fix(run_lines):
     found = run_lines("import sys\nsys.stdout.write('noise')\nreturn 'version 1'")
     assert found == Finding("part", OK, "version 1", "", is_needed=True)
 
 
-def test_a_child_process_gets_the_variables_of_its_check(run_lines):
+def test_child_process_receives_environment_of_check(run_lines):
     found = run_lines("import os\nreturn os.environ['ONLY_THERE']", environment={"ONLY_THERE": "x"})
     assert found.detail == "x"
 
@@ -58,27 +58,27 @@ def test_a_child_process_gets_the_variables_of_its_check(run_lines):
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
     ],
 )
-def test_a_check_that_fails_is_broken(run_lines, lines: str, error: str):
+def test_failing_check_is_broken(run_lines, lines: str, error: str):
     found = run_lines(lines)
     assert (found.state, found.fix) == (BROKEN, "a command")
     assert error in found.detail and len(found.detail) <= 600
 
 
-def test_a_part_whose_own_module_is_not_found_is_missing(run_lines):
+def test_part_without_its_module_is_missing(run_lines):
     lines = "import no_such_module"
     found = run_lines(lines, module="no_such_module", purpose="reports need it")
     assert found == Finding("part", MISSING, "not installed; only reports need it", "a command")
     assert run_lines(lines, module="another_module").state == BROKEN
 
 
-def test_a_check_may_name_another_command(run_lines):
+def test_check_can_name_other_fix(run_lines):
     found = run_lines(
         "from slipstream_tf.cli.checks import Problem\nraise Problem('old', 'renew it', 'missing')"
     )
     assert found == Finding("part", MISSING, "old", "renew it", is_needed=True)
 
 
-def test_a_child_that_hangs_is_killed_even_if_its_child_lives_on(run_lines):
+def test_hanging_child_is_killed_with_surviving_grandchild(run_lines):
     start = time.monotonic()
     found = run_lines(
         "import subprocess, sys, time\n"
@@ -89,12 +89,12 @@ def test_a_child_that_hangs_is_killed_even_if_its_child_lives_on(run_lines):
     assert found.detail.startswith("did not finish within 1.5 seconds")
 
 
-def test_packages():
+def test_packages_check_lists_dependencies():
     names = [part.split()[0] for part in checks.packages().split(", ")]
     assert names == ["absl-py", "numpy", "pyarrow", "tqdm"]
 
 
-def test_a_wrong_keras_backend_names_the_variable(monkeypatch):
+def test_wrong_keras_backend_names_environment_variable(monkeypatch):
     def refuse():
         raise ImportError("runs on jax")
 
@@ -108,7 +108,7 @@ def test_a_wrong_keras_backend_names_the_variable(monkeypatch):
     assert caught.value.fix == "export KERAS_BACKEND=tensorflow"
 
 
-def test_the_repair_of_an_op_library_depends_on_the_environment(monkeypatch):
+def test_fix_of_op_library_depends_on_environment(monkeypatch):
     def refuse():
         raise ImportError("built for another")
 
@@ -142,7 +142,7 @@ def fixture_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNa
     return hvd
 
 
-def test_horovod(horovod: SimpleNamespace, tmp_path: Path):
+def test_horovod_check_reports_state(horovod: SimpleNamespace, tmp_path: Path):
     start = "0.28.1, built for TensorFlow 2.21.0; controllers: "
     assert checks.horovod() == f"{start}Gloo; without NCCL"
     horovod.mpi_built = horovod.nccl_built = lambda: 1
@@ -159,7 +159,7 @@ def test_horovod(horovod: SimpleNamespace, tmp_path: Path):
     assert "install_horovod.py" in caught.value.fix
 
 
-def test_gpus_that_training_cannot_use_are_missing():
+def test_unusable_gpus_are_reported_as_missing():
     assert checks.gpus_in_order([], [], False) == "none; training uses the CPU"
     assert checks.gpus_in_order(["H", "H"], ["GPU 0", "GPU 1"], True) == "2: H, H"
     with pytest.raises(checks.Problem, match="detects no GPU, but the driver lists 1") as unseen:
@@ -180,7 +180,7 @@ def test_gpus_that_training_cannot_use_are_missing():
         (True, OK, 0),
     ],
 )
-def test_exit_code(
+def test_exit_code_follows_findings(
     is_needed: bool,
     state: str,
     code: int,
@@ -206,6 +206,6 @@ def test_exit_code(
 
 
 @pytest.mark.parametrize("flag", ["--jsn", "--time_limit=0"])
-def test_a_bad_flag_is_a_usage_error(flag: str, capsys: pytest.CaptureFixture[str]):
+def test_invalid_flag_is_usage_error(flag: str, capsys: pytest.CaptureFixture[str]):
     assert run_program(doctor.make_flags(), doctor.main, [flag]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

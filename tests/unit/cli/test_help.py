@@ -29,14 +29,14 @@ def flags_of(program):
     return importlib.import_module(PROGRAMS[program]).make_flags()
 
 
-def test_the_programs_are_found():
+def test_all_programs_are_found():
     assert {"slipstream-train", "slipstream-demo", "slipstream-doctor", "slipstream-report"} <= set(
         PROGRAMS
     )
 
 
 @pytest.mark.parametrize("program", ALL)
-def test_help_fits_a_screen(program, capsys):
+def test_help_fits_screen(program, capsys):
     assert run_program(flags_of(program), None, ["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= LINES
@@ -44,7 +44,7 @@ def test_help_fits_a_screen(program, capsys):
 
 
 @pytest.mark.parametrize("program", ALL)
-def test_every_flag_is_in_the_full_help(program, capsys):
+def test_full_help_contains_every_flag(program, capsys):
     flags = flags_of(program)
     assert flags.program == program
     assert run_program(flags, None, ["--helpfull"]) == 0
@@ -59,7 +59,7 @@ def test_every_flag_is_in_the_full_help(program, capsys):
 
 
 @pytest.mark.parametrize("program", ALL)
-def test_every_flag_says_its_default_and_what_it_takes(program):
+def test_every_flag_shows_default_and_allowed_values(program):
     flags = flags_of(program)
     for name in flags.names:
         text = flags.described(name)
@@ -69,7 +69,7 @@ def test_every_flag_says_its_default_and_what_it_takes(program):
 
 
 @pytest.mark.parametrize("program", ALL)
-def test_every_number_says_its_unit_or_its_range(program):
+def test_every_number_shows_unit_or_range(program):
     flags = flags_of(program)
     for name in flags.names:
         parser = flags.parser_of(name)
@@ -91,5 +91,5 @@ def test_every_number_says_its_unit_or_its_range(program):
         (Text(), ""),
     ],
 )
-def test_what_a_flag_takes_in_a_few_signs(parser, brief):
+def test_parsers_have_brief_value_names(parser, brief):
     assert parser.brief == brief

@@ -18,7 +18,7 @@ from slipstream_tf.cli.program import AgreedError, agreed, run_program
 from slipstream_tf.distributed import SingleProcess
 
 
-class OneOf(SingleProcess):
+class FakeRank(SingleProcess):
     """Simulates one rank; the other ranks gather the given values."""
 
     def __init__(self, rank: int, size: int, others: list[Any] | None = None) -> None:
@@ -38,10 +38,10 @@ def batches(inputs: int, size: int) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("inputs", [1, 7, 8, 30, 31, 36])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_shares_of_all_ranks_are_all_inputs_once(inputs: int, size: int) -> None:
+def test_rank_parts_contain_every_example_once(inputs: int, size: int) -> None:
     taken: list[int] = []
     for rank in range(size):
-        comm = OneOf(rank, size)
+        comm = FakeRank(rank, size)
         own = [n for _, label in share_of_rank(batches(inputs, 4), comm) for n in label.numpy()]
         assert len(own) == inputs_of_rank(inputs, 4, comm)
         taken += own
@@ -50,10 +50,10 @@ def test_shares_of_all_ranks_are_all_inputs_once(inputs: int, size: int) -> None
 
 @pytest.mark.parametrize("inputs", [1, 7, 8, 30, 36])
 @pytest.mark.parametrize("size", [2, 3])
-def test_parts_of_a_step_are_all_inputs_once_and_tell_their_share(inputs: int, size: int) -> None:
+def test_step_parts_contain_every_example_once_with_fraction(inputs: int, size: int) -> None:
     steps = []
     for rank in range(size):
-        comm = OneOf(rank, size)
+        comm = FakeRank(rank, size)
         parts = list(part_of_rank(batches(inputs, 4 * size), 4, comm))
         assert sum(len(label) for _, label in parts) == inputs_of_rank(inputs, 4, comm)
         steps.append(parts)
@@ -68,8 +68,8 @@ def test_parts_of_a_step_are_all_inputs_once_and_tell_their_share(inputs: int, s
     assert taken == list(range(inputs))
 
 
-def test_values_of_ranks_may_differ_in_length() -> None:
-    comm = OneOf(1, 3, [{"a": 1}, "a longer\ntext"])
+def test_gather_json_accepts_values_of_different_length() -> None:
+    comm = FakeRank(1, 3, [{"a": 1}, "a longer\ntext"])
     assert gather_json(comm, [], "x") == [{"a": 1}, [], "a longer\ntext"]
     assert gather_json(SingleProcess(), {"a": 1}, "x") == [{"a": 1}]
 
@@ -83,24 +83,24 @@ def test_values_of_ranks_may_differ_in_length() -> None:
         (RunError("a"), [USAGE_ERROR, "b"], RUN_ERROR, "rank 0: a"),
     ],
 )
-def test_what_goes_wrong_on_a_rank_is_raised_on_all(
+def test_error_on_one_rank_raises_on_all_ranks(
     own: Exception | None, other: list[Any], code: int, text: str
 ) -> None:
-    with pytest.raises(AgreedError) as raised, agreed(OneOf(0, 2, [other]), "x"):
+    with pytest.raises(AgreedError) as raised, agreed(FakeRank(0, 2, [other]), "x"):
         if own is not None:
             raise own
     assert (raised.value.code, str(raised.value)) == (code, text)
 
 
-def test_nothing_wrong_and_errors_of_one_process_pass_through() -> None:
-    with agreed(OneOf(0, 2, [[0, ""]]), "x"):
+def test_single_process_errors_pass_through() -> None:
+    with agreed(FakeRank(0, 2, [[0, ""]]), "x"):
         pass
     with pytest.raises(UsageError, match="own"), agreed(SingleProcess(), "x"):
         raise UsageError("own")
 
 
 @pytest.mark.parametrize("flag", ["--wire_dtype=bfloat16", "--placement=replicated"])
-def test_flags_of_ranks_are_refused_in_one_process(
+def test_rank_flags_are_refused_in_single_process(
     flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_program(train.make_flags(), train.main, ["--data=generated", flag]) == USAGE_ERROR
@@ -108,7 +108,7 @@ def test_flags_of_ranks_are_refused_in_one_process(
     assert flag.split("=")[0] in line and "horovodrun or mpirun" in line
 
 
-def test_a_control_needs_as_many_ranks_as_its_run(
+def test_control_requires_same_number_of_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     matched = tmp_path / "metrics.json"
@@ -121,7 +121,7 @@ def test_a_control_needs_as_many_ranks_as_its_run(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_demo_refuses_to_be_a_rank(
+def test_demo_refuses_to_run_as_rank(
     rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOROVOD_RANK", str(rank))

@@ -10,17 +10,17 @@ from slipstream_tf.tables import NativeStore, VariableStore
 
 
 @pytest.mark.parametrize("function", [self_test.native_store, self_test.variable_store])
-def test_sound_stores_pass(function):
+def test_correct_stores_pass(function):
     function()
 
 
-def test_a_lost_update_is_found(monkeypatch):
+def test_lost_update_is_detected(monkeypatch):
     monkeypatch.setattr(NativeStore, "apply_gradients", lambda *_: None)
     with pytest.raises(RunError, match=r"rows after the update: \[\[0\.5.*Expected \[\[0\.0, -0"):
         self_test.native_store()
 
 
-def test_a_lost_mask_is_found(monkeypatch):
+def test_lost_mask_is_detected(monkeypatch):
     monkeypatch.setattr(VariableStore, "set_saturated", lambda *_: None)
     with pytest.raises(RunError, match=r"not masked: \[0, 2, 3\]\. Expected \[0, 3\]"):
         self_test.variable_store()

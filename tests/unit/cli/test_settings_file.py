@@ -26,7 +26,7 @@ def settled(tmp_path):
     return settle
 
 
-def test_values_of_the_file_replace_presets_and_defaults(settled):
+def test_file_overrides_presets_and_defaults(settled):
     content = {
         "dim": 32, "mlp": [128, 64], "batch_norm": True, "rows_init": 0.2, "batch_size": 64,
         "hot_set_memory": 4096, "policies": ["skip_examples"], "skip_fraction": 0.25,
@@ -39,20 +39,20 @@ def test_values_of_the_file_replace_presets_and_defaults(settled):
     assert settings.engine["skip_fraction"] == 0.25 and settings.engine["hot_set_memory"] == 4096
 
 
-def test_the_command_line_wins(settled):
+def test_command_line_overrides_file(settled):
     content = {"dim": 32, "batch_norm": True, "model": "dcn", "skip_fraction": 0.25}
     settings = settled(content, "--dim=8", "--nobatch_norm", "--policies=skip_examples")
     assert (settings.dim, settings.batch_norm, settings.model) == (8, False, "dcn")
     assert settings.engine["skip_fraction"] == 0.25
 
 
-def test_a_flag_of_the_file_may_have_no_effect(settled):
+def test_file_flag_without_effect_is_accepted(settled):
     assert settled({"cross_layers": 2}, "--model=deepfm").model == "deepfm"
     with pytest.raises(UsageError, match=r"--cross_layers in this run\. It requires --model=dcn"):
         settled({}, "--model=deepfm", "--cross_layers=2")
 
 
-def test_a_given_warmup_replaces_the_one_of_the_file(settled):
+def test_command_line_warmup_replaces_warmup_of_file(settled):
     settings = settled({"warmup_steps": 500}, "--policies=skip_examples", "--warmup=0.1")
     assert (settings.warmup, settings.warmup_steps) == (0.1, None)
     settings = settled({"warmup": 0.5}, "--policies=skip_examples", "--warmup_steps=20")
@@ -61,7 +61,7 @@ def test_a_given_warmup_replaces_the_one_of_the_file(settled):
         settled({"warmup": 0.5, "warmup_steps": 20, "policies": ["skip_examples"]})
 
 
-def test_a_control_takes_a_file_with_policies(settled, tmp_path):
+def test_control_accepts_file_with_policies(settled, tmp_path):
     record = {
         "settings": {"batch_size": 64}, "examples": {"trained": 640}, "windows": [],
         "engine": {"window": {"config": {"warmup": 5}}},
@@ -76,7 +76,7 @@ def test_a_control_takes_a_file_with_policies(settled, tmp_path):
         settled({}, "--control=stop", f"--match={match}", "--policies=skip_examples")
 
 
-def test_checkpoints_of_the_file_need_an_output(tmp_path):
+def test_checkpoint_flags_of_file_require_output(tmp_path):
     path = tmp_path / "run.json"
     path.write_text('{"checkpoint_every": 5, "resume": true}')
     assert not checkpoint_settings(*make_flags().parse([f"--settings={path}"])).is_used
@@ -84,7 +84,7 @@ def test_checkpoints_of_the_file_need_an_output(tmp_path):
         checkpoint_settings(*make_flags().parse([f"--settings={path}", "--resume"]))
 
 
-def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
+def test_file_sets_saving_and_output_flags(tmp_path):
     (tmp_path / "run.json").write_text('{"checkpoint_every": 5, "output": "runs/a"}')
     values, given = make_flags().parse([f"--settings={tmp_path / 'run.json'}", "--output=runs/b"])
     assert (values["checkpoint_every"], values["output"]) == (5, "runs/b")
@@ -116,11 +116,11 @@ def test_flags_of_saving_and_output_come_from_the_file(tmp_path):
         ("{", "Invalid flag --settings=.*not valid JSON"),
     ],
 )
-def test_errors_name_file_name_value_and_what_is_allowed(settled, content, message):
+def test_errors_name_file_flag_value_and_allowed_values(settled, content, message):
     with pytest.raises(UsageError, match=message):
         settled(content)
 
 
-def test_a_missing_file_is_named():
+def test_missing_file_is_named():
     with pytest.raises(UsageError, match=r"Invalid flag --settings=none\.json\. .*No such file"):
         make_flags().parse(["--settings=none.json"])

@@ -25,7 +25,7 @@ def again(command, data="generated"):
     return settled(*arguments, data=data)[1]
 
 
-def test_a_dry_run_alone_looks_at_examples_and_at_rows():
+def test_dry_run_without_policies_measures_skipping_and_deferring():
     flags, settings = settled("--data=generated", "--dry_run", "--output=runs/dry")
     assert settings.dry_run and settings.policies == ("skip_examples", "defer_gradients")
     assert settings.engine["skip_score"] == "predicted_loss"
@@ -40,7 +40,7 @@ def test_a_dry_run_alone_looks_at_examples_and_at_rows():
     assert uniform.policies == ("skip_examples",) and uniform.engine["pilot"] == "label"
 
 
-def test_beside_a_penalty_a_dry_run_looks_at_examples_alone():
+def test_dry_run_with_row_penalty_measures_skipping_only():
     alone = settled("--data=f.tsv", "--dry_run", "--rows_l2=0.01")[1]
     assert alone.rows_l2 and alone.policies == ("skip_examples",)
     flags, settings = settled("--data=f.tsv", "--dry_run", "--rows_l2=0", "--epochs=25")
@@ -54,7 +54,7 @@ def test_beside_a_penalty_a_dry_run_looks_at_examples_alone():
     assert plain.engine["skip_score"] == "row_drift"
 
 
-def test_flags_stay_where_they_matter():
+def test_commands_keep_relevant_flags_only():
     flags, settings = settled(
         "--data=my clicks.tsv", "--dry_run", "--skip_fraction=0.5", "--pilot=linear", "--seed=7",
         "--defer_max_age=50", "--mlp=32-16", data="criteo",
@@ -80,7 +80,7 @@ def test_flags_stay_where_they_matter():
         ),
     ],
 )
-def test_given_policies_stay(policies, names):
+def test_commands_keep_given_policies(policies, names):
     mode = names[0]
     flags, settings = settled(
         "--data=generated", "--dry_run", f"--policies={policies}", f"--output=runs/{mode}"
@@ -95,7 +95,7 @@ def test_given_policies_stay(policies, names):
     assert "To apply the policies, omit --dry_run" in words
 
 
-def test_a_job_is_launched_again():
+def test_commands_of_ranks_start_with_launcher():
     flags, settings = settled("--data=generated", "--dry_run")
     for command in train.commands_to_switch_on(flags, settings, 2).values():
         assert command.startswith("horovodrun -np 2 slipstream-train ")

@@ -21,7 +21,7 @@ TIMELINE = """[
 {"ph": "E", "ts": 25, "pid": 1}"""
 
 
-def test_operations_stand_at_their_time(tmp_path: Path) -> None:
+def test_operations_have_wall_clock_times(tmp_path: Path) -> None:
     square = tf.function(lambda x: tf.linalg.matmul(x, x), autograph=False)
     square(tf.ones([64, 64]))
     begun = time.time()
@@ -42,7 +42,7 @@ def test_operations_stand_at_their_time(tmp_path: Path) -> None:
     assert {part["tid"], product["tid"]} <= threads
 
 
-def test_messages_stand_beside_them(tmp_path: Path) -> None:
+def test_messages_have_wall_clock_times(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     assert tracing.exchanged(str(path)) == []
     for text in (TIMELINE + "]", TIMELINE + ",\n"):  # A complete file, and one that was cut off.
@@ -55,7 +55,7 @@ def test_messages_stand_beside_them(tmp_path: Path) -> None:
         assert named[0]["pid"] == begin["pid"] == end["pid"] >= 1000
 
 
-def test_a_trace_begins_at_zero(tmp_path: Path) -> None:
+def test_trace_begins_at_zero(tmp_path: Path) -> None:
     events = [{"ph": "M", "pid": 0}, {"ph": "X", "ts": 1.7e15}, {"ph": "X", "ts": 1.7e15 + 2.5}]
     for name, opened in (("a.json", open), ("a.json.gz", gzip.open)):
         tracing.write(str(tmp_path / name), events)

@@ -30,14 +30,14 @@ def make_reader(count, batch_size, seed=0, fields=1):
     return ArrayReader(spec, Rows(label, label[:, None] * 0.5, keys), batch_size, seed)
 
 
-def test_batches_of_arrays_lose_nothing():
+def test_array_batches_contain_every_example():
     read_keys, read_label = collect(make_reader(1003, 10, fields=2))
     order = np.argsort(read_label)
     np.testing.assert_array_equal(read_keys[order], np.arange(2006).reshape(-1, 2))
     np.testing.assert_array_equal(read_label, read_keys[:, 0])
 
 
-def test_shuffling_is_another_order_each_pass_and_repeats_with_the_seed():
+def test_shuffle_order_differs_per_pass_and_repeats_with_seed():
     def passes(seed):
         reader = make_reader(500, 64, seed)
         return [collect(reader)[0][:, 0].tolist() for _ in range(2)]
@@ -49,7 +49,7 @@ def test_shuffling_is_another_order_each_pass_and_repeats_with_the_seed():
     assert passes(4)[0] != first
 
 
-def test_every_order_is_as_likely_though_parts_are_shuffled(monkeypatch):
+def test_every_order_is_equally_likely(monkeypatch):
     monkeypatch.setattr(arrays, "_ROWS_OF_A_PART", 2)
     random, drawn = np.random.default_rng(1), 24_000
     counts = Counter(tuple(arrays.random_order(4, random)) for _ in range(drawn))
@@ -58,13 +58,13 @@ def test_every_order_is_as_likely_though_parts_are_shuffled(monkeypatch):
     assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 49.7
 
 
-def test_an_order_of_many_parts_has_every_position_once():
+def test_order_of_many_parts_is_permutation():
     order = arrays.random_order(300_000, np.random.default_rng(2))
     assert order.dtype == np.int64
     np.testing.assert_array_equal(np.sort(order), np.arange(300_000))
 
 
-def test_unknown_data_is_named(tmp_path):
+def test_unknown_data_is_named_in_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.tsv.*Criteo"):
         registry.open_data(tmp_path / "nothing.tsv", "train", 4)
     odd = tmp_path / "data.xyz"
@@ -73,7 +73,7 @@ def test_unknown_data_is_named(tmp_path):
         registry.open_data(odd, "train", 4)
 
 
-def test_large_arrays_are_cut_right_at_every_size():
+def test_large_arrays_are_batched_correctly_at_every_size():
     # The sizes give more batches than are read at once, with and without a partial last batch.
     for size in (1, 3, 7, 10, 999, 1000, 1001):
         parts = list(make_reader(1000, size)._batches())
@@ -85,7 +85,7 @@ def test_large_arrays_are_cut_right_at_every_size():
         assert [len(y) for _, y in parts[:-1]] == [size] * (len(parts) - 1)
 
 
-def test_last_batch():
+def test_last_batch_is_partial():
     dataset = make_reader(70, 16, fields=10).dataset()
     assert [len(y) for _, y in dataset] == [16, 16, 16, 16, 6]
     assert dataset.element_spec[0]["keys"].shape.as_list() == [None, 10]

@@ -63,13 +63,13 @@ def criteo_lines(draw):
 @given(criteo_lines(), st.booleans())
 @example(b"", False)
 @example(b"\n", False)
-def test_criteo(block, ends):
+def test_criteo_blocks_equal_line_parser(block, ends):
     assert_read_as_exactly(CriteoFormat(), block + (b"\n" if ends and block else b""))
 
 
 @pytest.mark.parametrize("bad", ["", "1,2", '1,0,14102105,"' + ",x" * 20 + '"', "\ra"])
 @pytest.mark.parametrize("place", [0, 3, 7])
-def test_avazu_with_a_bad_line(bad, place):
+def test_avazu_blocks_report_bad_line(bad, place):
     lines = [f"{i},{i % 2},1410210{i}" + f",v{i}" * 21 for i in range(7)]
     lines.insert(place, bad)
     assert_read_as_exactly(AvazuFormat(), "\n".join(lines).encode())
@@ -77,7 +77,7 @@ def test_avazu_with_a_bad_line(bad, place):
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([b"", b"00000000", b"fFfF09aA", b"0000000g", b"12", b"\xff" * 8])))
-def test_hexadecimal_values(values):
+def test_eight_digit_hexadecimal_values_are_parsed(values):
     for array in (pa.array(values, pa.binary()), pa.array([b"skip", *values], pa.binary())[1:]):
         keys, is_parsed = parse_hex(array)
         for value, key, parsed in zip(values, keys.tolist(), is_parsed.tolist(), strict=True):

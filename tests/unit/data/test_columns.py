@@ -19,7 +19,7 @@ def parsed(schema, text: str, header: tuple[str, ...]):
     return CsvSource(parse_schema(schema), []).parse_lines(header, text.encode())
 
 
-def test_text_of_every_kind():
+def test_text_columns_of_every_kind_are_parsed():
     schema = {
         "label": "y",
         "keys": [
@@ -76,7 +76,7 @@ SCHEMA = {
         ("1,1,\r,a", ""),
     ],
 )
-def test_a_malformed_line_is_named_and_the_others_are_kept(line, named):
+def test_malformed_line_is_reported_and_other_lines_are_kept(line, named):
     good = "1,{},1.5,a b"
     lines = [good.format(i) for i in range(5)]
     lines.insert(2, line)
@@ -87,7 +87,7 @@ def test_a_malformed_line_is_named_and_the_others_are_kept(line, named):
         assert result.is_good.tolist() == [True, True, False, True, True, True]
 
 
-def test_quoted_values_hold_delimiters_and_quotes():
+def test_quoted_values_contain_delimiters_and_quotes():
     schema = {"label": "y", "keys": ["title"]}
     for bad in ("", 'x,"1\n'):
         text = f'1,"a, ""b"""\n{bad}0,"c"\n'
@@ -96,14 +96,14 @@ def test_quoted_values_hold_delimiters_and_quotes():
         assert bool(result.reasons) == bool(bad)
 
 
-def test_a_label_that_is_positive_from_a_value_on():
+def test_label_is_positive_from_threshold():
     schema = {"label": {"column": "y", "positive_from": 3.5}, "keys": ["k"]}
     result = parsed(schema, "3,a\n3.5,a\n5,a\n-1,a\nx,a\n", ("y", "k"))
     assert result.table["y"].to_pylist() == [0, 1, 1, 0]
     assert "y is 'x'; expected a finite number" in result.reasons[4]
 
 
-def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):
+def test_typed_columns_equal_parquet_reader(tmp_path):
     table = pa.table(
         {
             "y": pa.array([True, False, None, True]),
@@ -144,7 +144,7 @@ def test_typed_columns_are_read_as_parquet_reader_reads_them(tmp_path):
         ),
     ],
 )
-def test_types_that_are_not_read(schema, named):
+def test_unsupported_types_raise(schema, named):
     types = {"day": pa.date32(), "k": pa.int64(), "n": pa.float64()}
     with pytest.raises(ValueError, match=named):
         columns_of(parse_schema(schema), types)

@@ -17,7 +17,7 @@ SMALL_KEYS = st.one_of(st.integers(-3, 20), st.sampled_from([-(2**63), 2**63 - 1
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.one_of(SMALL_KEYS, KEYS), max_size=30), max_size=12))
-def test_exact_counts(blocks):
+def test_counts_within_bound_are_exact(blocks):
     field = FieldCounts()
     expected = collections.Counter()
     for block in blocks:
@@ -35,7 +35,7 @@ def test_exact_counts(blocks):
     st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=40), max_size=20),
     st.integers(2, 40),
 )
-def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, maximum):
+def test_counts_beyond_bound_err_by_at_most_reported_error(blocks, maximum):
     counted = KeyCounts(["a", "b"], maximum)
     expected = {"a": collections.Counter(), "b": collections.Counter()}
     for number, block in enumerate(blocks):
@@ -52,7 +52,7 @@ def test_beyond_the_bound_counts_are_short_by_at_most_the_error(blocks, maximum)
         assert field.cardinality() == len(expected[name])
 
 
-def test_estimated_number_of_keys(monkeypatch):
+def test_number_of_keys_is_estimated(monkeypatch):
     monkeypatch.setattr(statistics, "_SMALLEST", 1 << 12)
     counted = KeyCounts(["a"], 5_000)
     for begin in range(0, 200_000, 1_000):

@@ -35,7 +35,7 @@ def area_under_curve(scores, label):
     )
 
 
-def test_batches_through_tensorflow():
+def test_dataset_yields_generated_batches():
     reader = GeneratedReader(1000, "train", 128)
     features, label = reader.dataset().element_spec
     assert features["keys"].shape.as_list() == [None, 26]
@@ -50,7 +50,7 @@ def test_batches_through_tensorflow():
         np.testing.assert_array_equal(keys, expected[0])
 
 
-def test_stream_depends_neither_on_batch_size_nor_on_length():
+def test_stream_is_independent_of_batch_size_and_length():
     expected = joined(GeneratedReader(20_000, "train", 20_000))
     for size, count in ((1, 300), (7, 9000), (8192, 20_000), (9000, 20_000), (50_000, 20_000)):
         got = joined(GeneratedReader(count, "train", size))
@@ -58,7 +58,7 @@ def test_stream_depends_neither_on_batch_size_nor_on_length():
             np.testing.assert_array_equal(values, all_values[:count])
 
 
-def test_seed_and_part_give_other_inputs_and_parts_share_the_law():
+def test_seed_and_part_change_examples_but_not_distribution():
     train, test = (GeneratedReader(2000, part, 500) for part in ("train", "test"))
     other = GeneratedReader(2000, "train", 500, seed=1)
     keys, dense, _ = joined(train)
@@ -69,7 +69,7 @@ def test_seed_and_part_give_other_inputs_and_parts_share_the_law():
     assert abs(other.click_logits(keys, dense) - logits).max() > 1
 
 
-def test_shape_of_the_inputs():
+def test_examples_have_expected_shape():
     reader = GeneratedReader(30_000, "train", 30_000)
     keys, dense, label = joined(reader)
     assert (keys.dtype, dense.dtype, label.dtype) == (np.int64, np.float32, np.float32)
@@ -85,7 +85,7 @@ def test_shape_of_the_inputs():
 
 
 @pytest.mark.parametrize("cardinality", [1, 10, 1000])
-def test_ranks_follow_zipf(cardinality):
+def test_key_frequencies_follow_zipf(cardinality):
     uniform = np.random.default_rng(0).random((200_000, 1))
     ranks = zipf_ranks(uniform, np.array([float(cardinality)]))
     assert ranks.dtype == np.int64 and ranks.min() == 0 and ranks.max() < cardinality
@@ -120,7 +120,7 @@ def test_labels_can_be_learned(seed):
     assert 0.68 < learned < best
 
 
-def test_sizes_can_be_chosen():
+def test_sizes_can_be_set():
     reader = GeneratedReader(100, "train", 50, fields=2, dense=0, cardinalities=[3, 5], seed=9)
     features, _ = next(iter(reader.dataset()))
     assert set(features) == {"keys"} and features["keys"].shape == (50, 2)
@@ -128,7 +128,7 @@ def test_sizes_can_be_chosen():
     assert default_cardinalities(1) == (10,)
 
 
-def test_errors_name_what_is_wrong():
+def test_errors_name_invalid_value():
     for argument, value in (
         *(("num_examples", 0), ("batch_size", 0), ("seed", -1), ("fields", 0), ("dense", -1)),
         *(("cardinalities", [3]), ("cardinalities", [0] * 26)),
@@ -152,7 +152,7 @@ def test_errors_name_what_is_wrong():
         ("a.npz", None),
     ],
 )
-def test_names(name, parsed):
+def test_valid_names_are_parsed(name, parsed):
     assert parse_name(name) == parsed
 
 
@@ -164,25 +164,25 @@ def test_names(name, parsed):
         "generated:5:2000000000",
     ],
 )
-def test_names_that_mean_nothing(name):
+def test_invalid_names_raise(name):
     with pytest.raises(ValueError, match=f"Invalid `data`: '{name}' for generated data. Expected "):
         parse_name(name)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.5])
-def test_any_click_rate(rate):
+def test_any_click_rate_is_met(rate):
     reader = open_data(f"generated:40000:1000:{rate}", "train", 8192)
     labels = np.concatenate([label for _, label in reader.dataset().as_numpy_iterator()])
     assert abs(labels.mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / labels.size) + 0.05 * rate
 
 
-def test_keys_reach_up_to_a_billion():
+def test_keys_reach_one_billion():
     reader = open_data("generated:20000:1000000000", "train", 20000)
     (features, _), *_ = reader.dataset().as_numpy_iterator()
     assert 10**8 < features["keys"].max() < 10**9
 
 
-def test_parts_are_streams_of_their_own_and_the_law_ranks_best(monkeypatch):
+def test_parts_are_independent_streams_and_true_logits_rank_best(monkeypatch):
     readers = {part: open_data("generated:30000:500", part, 30000) for part in PARTS}
     keys = {}
     for part, reader in readers.items():
@@ -200,7 +200,7 @@ def test_parts_are_streams_of_their_own_and_the_law_ranks_best(monkeypatch):
     assert len(set(keys.values())) == 3
 
 
-def test_the_largest_field_can_be_set_by_name():
+def test_largest_field_can_be_set_by_name():
     reader = open_data("generated:300:50", "train", 100)
     assert max(reader.cardinalities) == 50 and min(reader.cardinalities) == 10
     assert reader.spec.num_examples == 300

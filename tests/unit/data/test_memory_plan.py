@@ -19,7 +19,7 @@ FEW = FieldUse("few", 4, 100, np.array([70, 20, 9, 1]))
 MANY = FieldUse("many", 1000, 600, np.array([200, 100] + [1] * 100))
 
 
-def test_a_share_is_of_the_most_used_keys():
+def test_served_fraction_counts_most_used_keys():
     assert [FEW.served(n) for n in (0, 1, 2, 4, 9)] == [0.0, 0.7, 0.9, 1.0, 1.0]
     # The lookups of uncounted keys are spread evenly over these keys.
     left = 600 - 400
@@ -35,7 +35,7 @@ def test_a_share_is_of_the_most_used_keys():
         (1004 * (64 + 24), ("bfloat16", "bfloat16")),
     ],
 )
-def test_rows_are_as_wide_as_fits(memory, dtypes):
+def test_row_dtype_is_widest_that_fits(memory, dtypes):
     found = plan_memory([FEW, MANY], 16, 16, memory, None)
     for table in found.tables:
         assert (table.storage.dtype, table.storage.slot_dtype) == dtypes
@@ -44,7 +44,7 @@ def test_rows_are_as_wide_as_fits(memory, dtypes):
     assert found.memory_bytes <= memory
 
 
-def test_hkv_tables_have_room_and_share_the_gpu():
+def test_hkv_tables_fit_and_divide_gpu_memory():
     many = FieldUse("many", 12_500_000, 600, np.array([200]))
     found = plan_hkv([FEW, many], 64, 1, "12GB")
     assert found["few"] == {"init_capacity": 8, "max_capacity": 8, "max_hbm_for_vectors": 1}
@@ -58,7 +58,7 @@ def test_hkv_tables_have_room_and_share_the_gpu():
         plan_hkv([FEW, many], 64, 1, "1GB")
 
 
-def test_what_does_not_fit_goes_to_the_disk(tmp_path):
+def test_rows_beyond_memory_are_spilled(tmp_path):
     memory = 1004 * 24 + 100 * 90
     found = plan_memory([FEW, MANY], 16, 16, memory, str(tmp_path))
     few, many = found.tables
@@ -77,7 +77,7 @@ def test_what_does_not_fit_goes_to_the_disk(tmp_path):
     assert without.tables[1].storage.spill is None
 
 
-def test_a_memory_that_the_index_fills_is_refused(tmp_path):
+def test_memory_smaller_than_index_raises(tmp_path):
     with pytest.raises(ValueError, match=r"`memory`: 24199 .*at least 24,200 bytes.*index"):
         plan_memory([FEW, MANY], 16, 16, 24_199, str(tmp_path))
     plan_memory([FEW, MANY], 16, 16, 24_200, str(tmp_path))
@@ -109,7 +109,7 @@ def test_statistics_are_read(prepared):
     assert sum(use.rows for use in read_uses(prepared)) == len(counts)
 
 
-def test_the_program_prints_tables_that_work(prepared, tmp_path, capsys):
+def test_program_prints_valid_tables(prepared, tmp_path, capsys):
     # Memory for the index and one hundred rows.
     memory = sum(use.rows for use in read_uses(prepared)) * 24 + 100 * 60
     arguments = [f"--data={prepared}", f"--memory={memory}", f"--spill={tmp_path}", "--dim=8"]
@@ -128,7 +128,7 @@ def test_the_program_prints_tables_that_work(prepared, tmp_path, capsys):
     assert reported["step"]["misses"] > 0
 
 
-def test_the_program_names_what_is_missing(prepared, tmp_path, capsys):
+def test_program_names_missing_flag_or_data(prepared, tmp_path, capsys):
     assert run_program(plan.make_flags(), plan.main, [f"--data={prepared}"]) == 2
     assert "--memory" in capsys.readouterr().err
     arguments = [f"--data={tmp_path}", "--memory=1GB"]

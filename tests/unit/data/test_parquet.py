@@ -34,7 +34,7 @@ def joined(reader, batches=-1):
     return keys, np.concatenate([label.numpy() for _, label in parts])
 
 
-def test_columns_arrive_in_order(tmp_path):
+def test_columns_keep_order(tmp_path):
     path = numbered(tmp_path / "a.parquet", 0, 2500)
     reader = ParquetReader(path, 300, label="click", dense=["price"], keys=["row"])
     assert reader.spec.fields == ("row",) and reader.spec.num_dense == 1
@@ -50,7 +50,7 @@ def test_columns_arrive_in_order(tmp_path):
     assert reader.bad_lines.count == 0
 
 
-def test_shapes(tmp_path):
+def test_element_spec_has_expected_shapes(tmp_path):
     path = numbered(tmp_path / "a.parquet", 0, 100)
     options = {"label": "click", "dense": ["price"], "keys": ["row"]}
     features, label = ParquetReader(path, 30, **options).dataset().element_spec
@@ -60,7 +60,7 @@ def test_shapes(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [1, 999, 1000, 50_000])
-def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
+def test_parts_are_disjoint_and_complete_over_files(tmp_path, batch_size):
     # Files are read in path order, and files that contain no data are skipped.
     numbered(tmp_path / "data" / "b" / "1.parquet", 7500, 4500)
     numbered(tmp_path / "data" / "a.parquet", 0, 7500, row_group_size=333)
@@ -80,7 +80,7 @@ def test_parts_are_disjoint_whole_and_count_over_files(tmp_path, batch_size):
         np.testing.assert_array_equal(label, keys[:, 0] % 2)
 
 
-def test_rows_are_cut_right_across_reads(tmp_path, monkeypatch):
+def test_batches_span_reads_correctly(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 64)
     path = numbered(tmp_path / "a.parquet", 0, 1000, row_group_size=50)
     for size in (1, 7, 64, 100, 1000, 3000):
@@ -88,7 +88,7 @@ def test_rows_are_cut_right_across_reads(tmp_path, monkeypatch):
         np.testing.assert_array_equal(joined(reader)[0][:, 0], np.arange(1000))
 
 
-def test_missing_values(tmp_path):
+def test_missing_values_have_defaults(tmp_path):
     path = write(
         tmp_path / "a.parquet",
         click=[1, 0, 1],
@@ -113,7 +113,7 @@ def test_missing_values(tmp_path):
         *(pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())),
     ],
 )
-def test_key_types(tmp_path, kind):
+def test_supported_key_types_are_read(tmp_path, kind):
     value_type = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = not pa.types.is_integer(value_type)
     values = ["5", "100", None, "5"] if is_text else [5, 100, None, 5]
@@ -126,7 +126,7 @@ def test_key_types(tmp_path, kind):
 
 
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list])
-def test_lists_become_ragged(tmp_path, make):
+def test_list_columns_become_ragged(tmp_path, make):
     tags = [[1, 2], [], None, [3, None], [4], []]
     words = [["a"], None, ["b", "a"], [], None, ["c"]]
     path = write(
@@ -155,14 +155,14 @@ def test_lists_become_ragged(tmp_path, make):
         assert got["words"] == [[a], missing, [b, a], [], missing, [c]]
 
 
-def test_fixed_size_lists(tmp_path):
+def test_fixed_size_lists_are_read(tmp_path):
     values = pa.array([[1, 2], [5, 6], [3, 4]], pa.list_(pa.int64(), 2))
     path = write(tmp_path / "a.parquet", click=[1, 0, 1], pair=values)
     features, _ = next(iter(ParquetReader(path, 5, label="click", keys=["pair"]).dataset()))
     assert features["keys"]["pair"].to_list() == [[1, 2], [5, 6], [3, 4]]
 
 
-def test_bad_rows_are_counted_and_named(tmp_path):
+def test_bad_rows_are_counted_and_reported(tmp_path):
     write(tmp_path / "data" / "a.parquet", click=[1.0, 0.0], x=[1.0, 2.0], row=[0, 1])
     last = write(
         tmp_path / "data" / "b.parquet",
@@ -181,7 +181,7 @@ def test_bad_rows_are_counted_and_named(tmp_path):
         list(strict._batches())
 
 
-def test_errors_name_what_is_wrong(tmp_path):
+def test_errors_name_file_and_column(tmp_path):
     path = numbered(tmp_path / "a.parquet", 0, 10)
     with pytest.raises(
         ValueError, match=r"the column 'user' is missing.*\['click', 'row', 'price'\]"
@@ -215,7 +215,7 @@ def test_errors_name_what_is_wrong(tmp_path):
         list(reader._batches())
 
 
-def test_no_rows(tmp_path):
+def test_file_without_rows_yields_nothing(tmp_path):
     path = numbered(tmp_path / "a.parquet", 0, 0)
     assert list(ParquetReader(path, 5, label="click", keys=["row"]).dataset()) == []
     path = numbered(tmp_path / "b.parquet", 0, 100)

@@ -25,13 +25,13 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 100, -100])
-def test_a_file_cut_off_is_refused_when_it_is_opened(path, keep):
+def test_truncated_file_raises_when_opened(path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ValueError, match=r"a\.parquet"):
         reader_of(path)
 
 
-def test_damage_inside_a_file_is_named(path):
+def test_damage_inside_file_is_reported(path):
     content = bytearray(path.read_bytes())
     content[5000:9000] = b"\xff" * 4000
     path.write_bytes(bytes(content))
@@ -40,7 +40,7 @@ def test_damage_inside_a_file_is_named(path):
 
 
 @pytest.mark.parametrize("row", [np.full(ROWS, 1.5), np.full(ROWS, "x")], ids=["fractions", "text"])
-def test_a_file_with_other_types_is_named(path, row):
+def test_file_with_other_types_is_named(path, row):
     pq.write_table(pa.table({**COLUMNS, "row": row}), path.parent / "b.parquet")
     with pytest.raises(
         tf.errors.InvalidArgumentError,
@@ -49,13 +49,13 @@ def test_a_file_with_other_types_is_named(path, row):
         list(reader_of(path.parent).dataset())
 
 
-def test_a_later_file_that_is_no_parquet_is_named(path):
+def test_later_file_that_is_not_parquet_is_named(path):
     (path.parent / "b.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"b\.parquet"):
         list(reader_of(path.parent).dataset())
 
 
-def test_a_small_file_has_a_test_part_too(tmp_path):
+def test_small_file_has_test_part(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({name: values[:1000] for name, values in COLUMNS.items()}), path)
     reader = ParquetReader(path, 64, label="click", keys=["row"], part="test")

@@ -80,7 +80,7 @@ def flat(batch: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("make", [arrays, criteo, avazu, parquet, generated])
 @pytest.mark.parametrize("at", [0, 1, 5, 8, 11])
-def test_a_saved_iterator_goes_on_in_another_reader(make: Any, at: int, tmp_path: Path) -> None:
+def test_saved_iterator_resumes_in_other_reader(make: Any, at: int, tmp_path: Path) -> None:
     def data(reader: Any) -> tf.data.Dataset:
         # As in training, some batches span the end of a pass.
         return at_once(reader.dataset().repeat(EPOCHS).rebatch(BATCH + 2))
@@ -111,7 +111,7 @@ def numbers(begun: list[int]) -> Passes:
     return Passes(begin)
 
 
-def test_each_iteration_is_a_pass_of_its_own() -> None:
+def test_each_iteration_is_separate_pass() -> None:
     begun: list[int] = []
     data = at_once(numbers(begun).dataset(SPEC))
     first = [batch.numpy()[0] for batch in data.repeat(2)]
@@ -120,7 +120,7 @@ def test_each_iteration_is_a_pass_of_its_own() -> None:
     assert pairs == [(20, 30), (21, 31), (22, 32)] and begun == [0, 1, 2, 3]
 
 
-def test_passes_that_are_given_up_are_closed_and_read_again_if_need_be() -> None:
+def test_abandoned_passes_are_closed_and_reopened_on_demand() -> None:
     begun: list[int] = []
     data = at_once(numbers(begun).dataset(SPEC))
     iterators = [iter(data) for _ in range(6)]
@@ -130,7 +130,7 @@ def test_passes_that_are_given_up_are_closed_and_read_again_if_need_be() -> None
     assert begun == [0, 1, 2, 3, 4, 5, 0]
 
 
-def test_passes_after_a_restored_one_are_counted_on(tmp_path: Path) -> None:
+def test_pass_number_continues_after_restore(tmp_path: Path) -> None:
     iterator = iter(at_once(numbers([]).dataset(SPEC).repeat()))
     for _ in range(5):
         next(iterator)
@@ -141,7 +141,7 @@ def test_passes_after_a_restored_one_are_counted_on(tmp_path: Path) -> None:
     assert [next(restored).numpy()[0] for _ in range(3)] == [12, 20, 21] and begun == [1, 2]
 
 
-def test_no_batches_and_an_error() -> None:
+def test_empty_pass_ends_and_reader_error_is_raised() -> None:
     assert not list(Passes(lambda number: iter(())).dataset(SPEC))
 
     def fail(number: int) -> Iterator[np.ndarray]:

@@ -59,7 +59,7 @@ def small_blocks(monkeypatch):
 
 @pytest.mark.parametrize("shard_rows", [250, 1_000, 10_000])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_criteo_agrees_with_its_reader(
+def test_prepared_criteo_equals_reader(
     tmp_path, small_blocks, criteo_lines, run_prepare, shard_rows, end
 ):
     first, second = tmp_path / "day_0", tmp_path / "day_1.gz"
@@ -76,7 +76,7 @@ def test_criteo_agrees_with_its_reader(
     assert sum(statistics["inputs"].values()) == 1_230 + 777 - 4
 
 
-def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_prepare):
+def test_prepared_avazu_equals_reader(tmp_path, small_blocks, avazu_lines, run_prepare):
     path = tmp_path / "train"
     path.write_text("\n".join(avazu_lines(1_500)) + "\n")
     run_prepare(path, tmp_path / "out", shard_rows=700)
@@ -93,7 +93,7 @@ def test_avazu_agrees_with_its_reader(tmp_path, small_blocks, avazu_lines, run_p
     assert reader.spec.num_examples == len(rest)
 
 
-def test_examples_in_memory_are_shuffled_in_every_pass(tmp_path, criteo_lines, run_prepare):
+def test_examples_in_memory_are_shuffled_each_pass(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "lines.tsv"
     path.write_text("\n".join(criteo_lines(1_000)) + "\n")
     run_prepare(path, tmp_path / "out", shard_rows=300)
@@ -114,7 +114,7 @@ def test_lists_are_not_shuffled_in_memory(tmp_path, run_prepare):
         PreparedReader(tmp_path / "out", 64, part="train").in_memory(0)
 
 
-def test_parquet_agrees_with_its_reader(tmp_path, small_blocks, run_prepare):
+def test_prepared_parquet_equals_reader(tmp_path, small_blocks, run_prepare):
     (tmp_path / "in").mkdir()
     for number in range(2):
         rows = range(number * 1_100, (number + 1) * 1_100)
@@ -142,7 +142,7 @@ class Broken(Exception):
     """Simulates a kill of the process."""
 
 
-def test_broken_off_anywhere_it_ends_with_the_same_bytes(
+def test_interrupted_preparation_resumes_to_same_bytes(
     tmp_path, small_blocks, criteo_lines, run_prepare, digests
 ):
     paths = [tmp_path / "a.tsv", tmp_path / "b.tsv.gz"]
@@ -177,7 +177,7 @@ def test_broken_off_anywhere_it_ends_with_the_same_bytes(
     assert written > 0
 
 
-def test_threads_and_blocks_do_not_matter(
+def test_output_is_independent_of_threads_and_blocks(
     tmp_path, monkeypatch, criteo_lines, run_prepare, digests
 ):
     path = tmp_path / "a.tsv"
@@ -190,7 +190,7 @@ def test_threads_and_blocks_do_not_matter(
     assert found[0] == found[1] == found[2]
 
 
-def test_a_complete_preparation_is_not_repeated_but_another_budget_is_counted(
+def test_complete_preparation_is_reused_and_new_budget_is_counted(
     tmp_path, criteo_lines, run_prepare, digests
 ):
     path = tmp_path / "a.tsv"
@@ -206,7 +206,7 @@ def test_a_complete_preparation_is_not_repeated_but_another_budget_is_counted(
     assert {name for name in after if after[name] != before[name]} == {"statistics.json"}
 
 
-def test_another_preparation_in_the_folder_is_refused_or_replaced(
+def test_other_preparation_in_directory_is_refused_or_replaced(
     tmp_path, criteo_lines, run_prepare, digests
 ):
     path, other = tmp_path / "a.tsv", tmp_path / "b.tsv"
@@ -223,7 +223,7 @@ def test_another_preparation_in_the_folder_is_refused_or_replaced(
     assert digests(tmp_path / "out") == digests(tmp_path / "new")
 
 
-def test_what_a_kill_leaves_is_removed_and_other_files_are_not_touched(
+def test_files_of_killed_run_are_removed_and_other_files_kept(
     tmp_path, criteo_lines, run_prepare, digests
 ):
     path = tmp_path / "a.tsv"
@@ -258,7 +258,7 @@ def test_what_a_kill_leaves_is_removed_and_other_files_are_not_touched(
     assert (tmp_path / "mine" / "train" / "000000.parquet").read_text() == "mine"
 
 
-def test_an_incomplete_preparation_is_not_read(tmp_path, criteo_lines, run_prepare):
+def test_incomplete_preparation_is_not_read(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(300)))
 
@@ -275,7 +275,7 @@ def test_an_incomplete_preparation_is_not_read(tmp_path, criteo_lines, run_prepa
         PreparedReader(tmp_path / "out", 10)
 
 
-def test_strict_names_the_first_bad_line(tmp_path, criteo_lines, run_prepare):
+def test_strict_mode_names_first_bad_line(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(300, bad=(250, 260))))
     with pytest.raises(BadLineError, match=r"a\.tsv:251: the line has 2 columns"):
@@ -285,7 +285,7 @@ def test_strict_names_the_first_bad_line(tmp_path, criteo_lines, run_prepare):
         run_prepare(path, tmp_path / "out", shard_rows=100, strict=True)
 
 
-def test_damaged_files_are_named(tmp_path, criteo_lines, run_prepare):
+def test_damaged_files_are_named_in_error(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv.gz"
     whole = gzip.compress("\n".join(criteo_lines(3_000)).encode())
     path.write_bytes(whole[: len(whole) // 2])
@@ -297,7 +297,7 @@ def test_damaged_files_are_named(tmp_path, criteo_lines, run_prepare):
         run_prepare(path, tmp_path / "out", schema=parse_schema({"label": "y", "keys": ["k"]}))
 
 
-def test_nothing_to_read_is_an_error(tmp_path, criteo_lines, run_prepare):
+def test_input_without_rows_raises(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.csv"
     path.write_text("y,k\nx,1\n")
     schema = parse_schema({"label": "y", "keys": ["k"]})
@@ -311,7 +311,7 @@ def test_nothing_to_read_is_an_error(tmp_path, criteo_lines, run_prepare):
         assert run_prepare(path, tmp_path / folder, schema=schema)["inputs"]["train"] == 1
 
 
-def test_an_empty_file_is_called_empty(tmp_path):
+def test_empty_file_is_reported_as_empty(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("")
     for schema in (None, parse_schema({"label": "y", "keys": ["k"]})):
@@ -319,7 +319,7 @@ def test_an_empty_file_is_called_empty(tmp_path):
             open_source([str(path)], "auto", schema)
 
 
-def test_files_that_are_not_understood(tmp_path):
+def test_unknown_file_formats_raise(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("y,k\n1,2\n")
     schema = parse_schema({"label": "y", "keys": ["key"]})
@@ -340,9 +340,7 @@ def test_files_that_are_not_understood(tmp_path):
             open_source(*arguments)
 
 
-def test_shuffled_shards_give_every_input_once_in_another_order(
-    tmp_path, criteo_lines, run_prepare
-):
+def test_shuffled_shards_yield_every_example_once(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(2_000)))
     run_prepare(path, tmp_path / "out", shard_rows=200)
@@ -358,7 +356,7 @@ def test_shuffled_shards_give_every_input_once_in_another_order(
     assert sorted(both) == sorted(rows_of(CriteoReader(path, 90)))
 
 
-def test_ranks_read_every_input_once(tmp_path, criteo_lines, run_prepare):
+def test_ranks_read_every_example_once(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(1_000)))
     run_prepare(path, tmp_path / "out", shard_rows=300)

@@ -21,7 +21,7 @@ def numbers(reader):
 
 
 @pytest.mark.parametrize("batch_size", [3, 64, 2000])
-def test_rows_of_arrays(batch_size):
+def test_array_rows_are_numbered(batch_size):
     count = 1003 if batch_size == 64 else 2000
     spec, keys = DataSpec("x", ("a",), 0, count), np.arange(count)[:, None]
     rows = Rows(np.zeros(count, np.float32), np.zeros((count, 0), np.float32), keys)
@@ -42,7 +42,7 @@ def write_text(path, first, count, bad=()):
     return path
 
 
-def test_data_lines_over_files_parts_and_bad_lines(tmp_path):
+def test_lines_are_numbered_over_files_parts_and_bad_lines(tmp_path):
     bad = {3, 903, 1700, 3204}
     paths = [
         write_text(tmp_path / "a.tsv", 0, 2250, bad),
@@ -56,7 +56,7 @@ def test_data_lines_over_files_parts_and_bad_lines(tmp_path):
     assert sorted(np.concatenate(parts)) == good
 
 
-def test_exactly_parsed_lines_keep_their_places(tmp_path):
+def test_lines_of_exact_parser_keep_their_numbers(tmp_path):
     # The exact parser reads the short category, and the fast parser the lines around it.
     lines = [criteo_line(0), criteo_line(1).replace("0000000a", "a"), "", criteo_line(3)]
     path = tmp_path / "a.tsv"
@@ -64,7 +64,7 @@ def test_exactly_parsed_lines_keep_their_places(tmp_path):
     assert numbers(CriteoReader(path, 4)).tolist() == [0, 1, 3]
 
 
-def test_headers_are_no_inputs(tmp_path):
+def test_header_lines_are_not_examples(tmp_path):
     def line(number):
         return ",".join(["1", "0", "14102105", str(number), *["x"] * 20])
 
@@ -77,7 +77,7 @@ def test_headers_are_no_inputs(tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [9, 5000])
-def test_rows_of_parquet_over_files_parts_and_bad_rows(tmp_path, batch_size):
+def test_parquet_rows_are_numbered_over_files_parts_and_bad_rows(tmp_path, batch_size):
     bad = {0, 905, 1600, 2999}
     for name, first in (("a.parquet", 0), ("b.parquet", 1600)):
         row = np.arange(first, first + 1600)

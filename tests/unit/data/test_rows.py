@@ -21,7 +21,7 @@ def blocks_of(sizes):
     sizes=st.lists(st.integers(0, 30), max_size=12),
     batch_size=st.integers(1, 40),
 )
-def test_batches_hold_every_input_once_in_order(sizes, batch_size):
+def test_batches_contain_every_example_once_in_order(sizes, batch_size):
     batches = list(in_batches(blocks_of(sizes), batch_size))
     ids = [int(key) for batch in batches for key in batch.keys[:, 0]]
     assert ids == list(range(sum(sizes)))
@@ -30,7 +30,7 @@ def test_batches_hold_every_input_once_in_order(sizes, batch_size):
 
 
 @given(cuts=st.lists(st.integers(1, 700), max_size=8))
-def test_parts_do_not_depend_on_how_the_data_is_cut(cuts):
+def test_parts_are_independent_of_block_boundaries(cuts):
     total = sum(cuts)
     begins = np.cumsum([0, *cuts])
     pieces = [is_in_part(int(b), n, "test") for b, n in zip(begins, cuts, strict=False)]

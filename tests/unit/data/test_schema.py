@@ -17,7 +17,7 @@ FULL = {
 }
 
 
-def test_all_settings(tmp_path):
+def test_schema_with_all_settings_is_parsed(tmp_path):
     path = tmp_path / "schema.json"
     path.write_text(json.dumps(FULL))
     schema = read_schema(path)
@@ -32,7 +32,7 @@ def test_all_settings(tmp_path):
     assert schema.names() == ("stars", "age", "price", "user", "tags", "ad")
 
 
-def test_the_least_that_is_needed():
+def test_minimal_schema_is_parsed():
     schema = parse_schema({"label": "y", "keys": ["a"]})
     assert (schema.missing, schema.delimiter, schema.dense) == (("",), ",", ())
 
@@ -57,12 +57,12 @@ def test_the_least_that_is_needed():
         ({"key": ["user"]}, "'key'"),
     ],
 )
-def test_mistakes_are_named(change, named):
+def test_schema_errors_name_mistake(change, named):
     with pytest.raises(ValueError, match=named):
         parse_schema({**FULL, **change})
 
 
-def test_a_file_that_is_no_schema_is_named(tmp_path):
+def test_invalid_schema_file_is_named(tmp_path):
     path = tmp_path / "schema.json"
     for content, named in (
         ("{", "not valid JSON"),

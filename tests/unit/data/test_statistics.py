@@ -25,7 +25,7 @@ from slipstream_tf.data.statistics import hot_rows
     st.sets(st.integers(-2, 5)),
     st.sets(st.integers(0, 4)),
 )
-def test_hot_rows(rows, hot_keys, hot_tags):
+def test_hot_rows_have_hot_keys_only(rows, hot_keys, hot_tags):
     table = pa.table(
         {
             "key": pa.array([key for key, _ in rows], pa.int64()),
@@ -40,7 +40,7 @@ def test_hot_rows(rows, hot_keys, hot_tags):
     assert hot_rows(table, hot).tolist() == expected
 
 
-def test_criteo(tmp_path, criteo_lines, run_prepare):
+def test_criteo_statistics_equal_reference(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv"
     path.write_text("\n".join(criteo_lines(2_000)))
     hot_rows_budget = 150
@@ -81,7 +81,7 @@ def test_criteo(tmp_path, criteo_lines, run_prepare):
     assert statistics["hot"]["lookup_share"] == lookups / (1_800 * 26)
 
 
-def test_beyond_the_memory_for_counts_results_are_marked(tmp_path, run_prepare):
+def test_estimated_counts_are_marked(tmp_path, run_prepare):
     rows = 40_000
     table = {
         "y": [0, 1] * (rows // 2),

@@ -33,7 +33,7 @@ def warnings(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [b"1.5", b"\xff\xfe", b"0x1", b"+1", b" 1", b"-", b"9" * 30])
-def test_a_malformed_count_leaves_the_other_lines_to_the_fast_parser(tmp_path, monkeypatch, bad):
+def test_malformed_line_keeps_other_lines_in_fast_parser(tmp_path, monkeypatch, bad):
     lines = [criteo_line(i, "" if i % 3 else "-2") for i in range(200)]
     lines[70] = lines[70].replace(b"\t3\t", b"\t" + bad + b"\t", 1)
     path = tmp_path / "a.tsv"
@@ -56,9 +56,7 @@ def test_a_malformed_count_leaves_the_other_lines_to_the_fast_parser(tmp_path, m
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 311, 4096])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_lines_and_their_numbers_do_not_depend_on_the_blocks(
-    tmp_path, monkeypatch, block_bytes, end
-):
+def test_line_numbers_are_independent_of_blocks(tmp_path, monkeypatch, block_bytes, end):
     monkeypatch.setattr(text, "BLOCK_BYTES", block_bytes)
     lines = [criteo_line(i) for i in range(30)]
     lines[17] = b"truncated"
@@ -69,7 +67,7 @@ def test_lines_and_their_numbers_do_not_depend_on_the_blocks(
     assert reader.bad_lines.first.startswith(f"{path}:18: the line has 1 columns")
 
 
-def test_an_endless_line_is_one_bad_line_and_is_not_kept(tmp_path, monkeypatch):
+def test_very_long_line_is_one_bad_line_and_is_not_buffered(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(text, "MAX_LINE_BYTES", 1 << 11)
     path = tmp_path / "a.tsv"
@@ -82,7 +80,7 @@ def test_an_endless_line_is_one_bad_line_and_is_not_kept(tmp_path, monkeypatch):
     assert reader.bad_lines.first == f"{path}:2: the line has more than 2048 bytes, the maximum"
 
 
-def test_damaged_compressed_data_is_named_after_the_good_lines(tmp_path, monkeypatch):
+def test_damaged_compressed_data_raises_after_good_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 10)
     rng = np.random.default_rng(0)
     content = b"".join(criteo_line(int(i)) + b"\n" for i in rng.integers(0, 1 << 31, 2000))
@@ -97,7 +95,7 @@ def test_damaged_compressed_data_is_named_after_the_good_lines(tmp_path, monkeyp
         list(CriteoReader(path, 8).dataset())
 
 
-def test_bad_lines_are_named_once_in_every_pass_also_when_it_stops_early(tmp_path, warnings):
+def test_bad_lines_are_reported_once_per_pass(tmp_path, warnings):
     path = tmp_path / "a.tsv"
     path.write_bytes(b"\n".join([b"bad", *[criteo_line(i) for i in range(9)], b"worse"]))
     reader = CriteoReader(path, 4)
@@ -113,7 +111,7 @@ def test_bad_lines_are_named_once_in_every_pass_also_when_it_stops_early(tmp_pat
     assert len(warnings) == 3
 
 
-def test_each_file_has_its_own_header_and_line_numbers(tmp_path):
+def test_each_file_has_separate_header_and_line_numbers(tmp_path):
     row = ",".join(["1", "0", "14102105", *["x"] * 21]).encode()
     first, second, empty = (tmp_path / name for name in ("a.csv", "b.csv", "c.csv"))
     first.write_bytes(b"\n".join([HEADER, row, row]))

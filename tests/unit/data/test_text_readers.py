@@ -44,7 +44,7 @@ def write(path, lines, end="\n"):
     return path
 
 
-def test_missing_values_stay_apart_from_zero(tmp_path):
+def test_missing_values_differ_from_zero(tmp_path):
     line = criteo_line("0", ("", "0", "-2", *("7",) * 10), ("", "ffffffff", *("00000001",) * 24))
     reader = CriteoReader(write(tmp_path / "a.tsv", [line]), 4)
     _, (rows,) = read(reader)
@@ -53,7 +53,7 @@ def test_missing_values_stay_apart_from_zero(tmp_path):
     assert rows.label.tolist() == [0.0]
 
 
-def test_short_hexadecimal_values_are_read_by_value(tmp_path):
+def test_short_hexadecimal_values_equal_padded_values(tmp_path):
     line = criteo_line(categories=("a", "0A", *("00000001",) * 24))
     _, (rows,) = read(CriteoReader(write(tmp_path / "a.tsv", [line]), 4))
     assert rows.keys[0, :2].tolist() == [10, 10]
@@ -73,7 +73,7 @@ BAD_CRITEO = [
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD_CRITEO, ids=lambda v: v[:20])
-def test_a_bad_line_is_counted_named_and_skipped(tmp_path, bad, reason):
+def test_bad_line_is_counted_reported_and_skipped(tmp_path, bad, reason):
     good = criteo_line()
     path = write(tmp_path / "a.tsv", [good, good, bad, good, bad])
     reader = CriteoReader(path, 2)
@@ -87,7 +87,7 @@ def test_a_bad_line_is_counted_named_and_skipped(tmp_path, bad, reason):
         list(CriteoReader(path, 2, strict=True).dataset())
 
 
-def test_undecodable_bytes_and_inner_carriage_returns_cost_their_line_only(tmp_path):
+def test_undecodable_bytes_and_carriage_returns_drop_one_line(tmp_path):
     path = tmp_path / "a.tsv"
     good = criteo_line().encode()
     path.write_bytes(
@@ -100,7 +100,7 @@ def test_undecodable_bytes_and_inner_carriage_returns_cost_their_line_only(tmp_p
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("is_compressed", [False, True])
-def test_line_ends_and_compression_do_not_matter(tmp_path, end, is_compressed):
+def test_line_ends_and_compression_do_not_change_examples(tmp_path, end, is_compressed):
     lines = [criteo_line(categories=(f"{i:08x}",) * 26) for i in range(2500)]
     content = end.join(lines).encode()  # The last line has no line break.
     path = tmp_path / ("a.tsv.gz" if is_compressed else "a.tsv")
@@ -110,14 +110,14 @@ def test_line_ends_and_compression_do_not_matter(tmp_path, end, is_compressed):
     np.testing.assert_array_equal(np.concatenate(keys), np.arange(2500))
 
 
-def test_a_damaged_compressed_file_is_an_error(tmp_path):
+def test_damaged_compressed_file_raises(tmp_path):
     path = tmp_path / "a.tsv.gz"
     path.write_bytes(gzip.compress(criteo_line().encode() * 1000)[:-20])
     with pytest.raises(ValueError, match=r"a\.tsv\.gz: the file is damaged"):
         read(CriteoReader(path, 2))
 
 
-def test_every_line_is_in_exactly_one_part(tmp_path):
+def test_every_line_belongs_to_one_part(tmp_path):
     path = write(
         tmp_path / "a.tsv", [criteo_line(categories=(f"{i:08x}",) * 26) for i in range(2345)]
     )
@@ -131,7 +131,7 @@ def test_every_line_is_in_exactly_one_part(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_bytes_are_read_or_counted(tmp_path_factory, data):
+def test_random_bytes_are_read_or_counted(tmp_path_factory, data):
     good = criteo_line().encode()
     lines = []
     for _ in range(data.draw(st.integers(0, 12))):
@@ -159,7 +159,7 @@ def test_any_bytes_are_read_or_counted(tmp_path_factory, data):
     assert count == good_lines
 
 
-def test_avazu_fields_and_bad_lines(tmp_path):
+def test_avazu_fields_are_parsed_and_bad_lines_counted(tmp_path):
     lines = [
         HEADER.decode(),
         avazu_line("1"),
@@ -191,7 +191,7 @@ def test_hashes_are_stable():
     ("reader", "name", "lines"),
     [(CriteoReader, "criteo_first10k.tsv", 10000), (AvazuReader, "avazu_first9k.csv", 8999)],
 )
-def test_the_real_samples_arrive_whole(reader, name, lines):
+def test_real_samples_are_read_completely(reader, name, lines):
     path = DATA / name
     if not path.is_file():
         pytest.skip(f"no {name} in SLIPSTREAM_DATA or ../shared/data")
@@ -209,7 +209,7 @@ def test_the_real_samples_arrive_whole(reader, name, lines):
         ({"batch_size": 2, "part": "dev"}, "`part`: 'dev'"),
     ],
 )
-def test_bad_options(tmp_path, options, message):
+def test_invalid_options_raise(tmp_path, options, message):
     path = write(tmp_path / "a.tsv", [criteo_line()])
     with pytest.raises(ValueError, match=message):
         CriteoReader(path, **options)

@@ -21,7 +21,7 @@ def test_one_process_agrees_with_itself():
     require_same(SingleProcess(), {"a": object()}, "test", "a job")
 
 
-def test_the_same_settings_pass_tuples_as_lists(run_as_ranks):
+def test_equal_settings_pass_with_tuples_as_lists(run_as_ranks):
     one, other = {"a": 1, "b": (2, "ä")}, {"b": [2, "ä"], "a": 1}
     assert errors(run_as_ranks, one, other, one) == [None, None, None]
 
@@ -40,7 +40,7 @@ def test_the_same_settings_pass_tuples_as_lists(run_as_ranks):
         ({"a": None}, {"a": "none"}, "a is 'none', but it is None on"),
     ],
 )
-def test_every_rank_is_told_who_differs_and_in_what(run_as_ranks, one, other, message):
+def test_every_rank_names_differing_ranks_and_settings(run_as_ranks, one, other, message):
     for error in errors(run_as_ranks, one, one, other):
         with pytest.raises(ValueError, match=f"Invalid settings of a job on .*{message}"):
             raise error
@@ -82,13 +82,13 @@ def run(run_as_ranks, size, make_of_rank):
     return [str(result) for result in run_as_ranks(size, program)]
 
 
-def test_equal_rows(run_as_ranks):
+def test_equal_rows_pass(run_as_ranks):
     # Access counts may differ between ranks.
     assert run(run_as_ranks, 3, lambda rank: make([5, 9, -2])) == [""] * 3
     assert run(run_as_ranks, 2, lambda rank: make([])) == [""] * 2
 
 
-def test_a_key_that_one_rank_alone_has_met(run_as_ranks):
+def test_key_on_one_rank_passes_only_with_initial_row(run_as_ranks):
     def with_initial_row(rank):
         store = make([5, 9, 77] if rank else [5, 9])
         if rank:

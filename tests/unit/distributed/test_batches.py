@@ -14,7 +14,7 @@ from slipstream_tf.distributed.elastic import BlocksLeft
 from slipstream_tf.sampling.notes import note_fraction
 
 
-class WithOthers:
+class FakeRankWithPeers:
     """Simulates rank 0 of two ranks with different numbers of batches.
 
     Rank 1 has `batches_of_others` batches of `inputs` examples.
@@ -48,15 +48,15 @@ def features_and_labels(inputs: int, batch_size: int, drop_remainder: bool = Fal
     return data.ragged_batch(batch_size, drop_remainder)
 
 
-def test_one_process_keeps_its_dataset():
+def test_single_process_dataset_is_unchanged():
     data = tf.data.Dataset.range(6).batch(2)
     assert pad_to_equal_steps(data, SingleProcess()) is data
 
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
-def test_empty_batches_follow_until_all_have_ended(drop_remainder):
+def test_empty_batches_follow_until_all_ranks_end(drop_remainder):
     data = features_and_labels(4, 2, drop_remainder)
-    got = list(pad_to_equal_steps(data, WithOthers(5)))
+    got = list(pad_to_equal_steps(data, FakeRankWithPeers(5)))
     assert [int(labels.shape[0]) for _, labels in got] == [2, 2, 0, 0, 0]
     for (features, labels), (wanted, _) in zip(got, data, strict=False):
         for name in ("keys", "name"):
@@ -70,35 +70,37 @@ def test_empty_batches_follow_until_all_have_ended(drop_remainder):
     assert labels.dtype == tf.float32
 
 
-def test_the_share_of_each_batch_is_noted():
+def test_fraction_of_each_batch_is_recorded():
     data = tf.data.Dataset.from_tensor_slices(({"keys": np.arange(5)}, np.ones(5))).batch(3)
-    got = list(pad_to_equal_steps(data, WithOthers(3, 1), note_fraction))
+    got = list(pad_to_equal_steps(data, FakeRankWithPeers(3, 1), note_fraction))
     shares = [features["fraction_of_step"].numpy().tolist() for features, _ in got]
     # The ranks have 3 + 1, 2 + 1 and 0 + 1 examples. This rank's counts are divided by the means 2,
     # 1.5 and 0.5.
     assert shares == [[1.5] * 3, [np.float32(4 / 3)] * 2, []]
 
 
-def test_ranks_that_end_first_hold_nobody_up():
+def test_ranks_that_end_first_do_not_block_others():
     data = tf.data.Dataset.range(5).batch(2)
-    got = [batch.numpy().tolist() for batch in pad_to_equal_steps(data, WithOthers(1))]
+    got = [batch.numpy().tolist() for batch in pad_to_equal_steps(data, FakeRankWithPeers(1))]
     assert got == [[0, 1], [2, 3], [4]]
 
 
-def test_a_rank_without_data_gets_empty_batches():
+def test_rank_without_data_gets_empty_batches():
     data = features_and_labels(4, 2).take(0)
-    assert [int(y.shape[0]) for _, y in pad_to_equal_steps(data, WithOthers(3))] == [0, 0, 0]
+    assert [int(y.shape[0]) for _, y in pad_to_equal_steps(data, FakeRankWithPeers(3))] == [0, 0, 0]
 
 
 def test_elements_keep_their_structure_and_lose_their_batch_size():
     data = tf.data.Dataset.from_tensor_slices({"a": tf.zeros([4, 2])}).batch(2, drop_remainder=True)
-    spec = pad_to_equal_steps(data, WithOthers(2)).element_spec
+    spec = pad_to_equal_steps(data, FakeRankWithPeers(2)).element_spec
     assert spec == {"a": tf.TensorSpec([None, 2], tf.float32)}
 
 
-def test_sparse_batches_have_an_end_of_no_inputs():
+def test_sparse_batches_end_with_empty_batch():
     keys = tf.sparse.from_dense(tf.constant([["a", ""], ["b", "c"]]))
-    real, empty = pad_to_equal_steps(tf.data.Dataset.from_tensors({"keys": keys}), WithOthers(2))
+    real, empty = pad_to_equal_steps(
+        tf.data.Dataset.from_tensors({"keys": keys}), FakeRankWithPeers(2)
+    )
     assert tf.sparse.to_dense(real["keys"]).numpy().tolist() == [[b"a", b""], [b"b", b"c"]]
     assert empty["keys"].dense_shape.numpy().tolist() == [0, 2]
 
@@ -111,18 +113,18 @@ def test_sparse_batches_have_an_end_of_no_inputs():
     ],
     ids=["no batch", "ragged twice"],
 )
-def test_what_has_no_empty_batch_is_refused_on_one_rank_too(data):
+def test_unsupported_elements_raise_in_single_process(data):
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*dense tensors, RaggedTensors"):
         pad_to_equal_steps(data, SingleProcess())
 
 
-def test_the_loss_of_one_process_is_its_own():
+def test_single_process_loss_is_unscaled():
     loss = tf.constant(3.0)
     assert scale_loss(loss, 4, SingleProcess()) is loss
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (2, 2), (5, 0), (0, 0)])
-def test_averaged_gradients_are_those_of_all_inputs(run_as_ranks, sizes):
+def test_averaged_gradients_equal_gradients_of_all_examples(run_as_ranks, sizes):
     inputs = [
         np.arange(1, size + 1, dtype=np.float32) * (rank + 1) for rank, size in enumerate(sizes)
     ]
@@ -144,7 +146,7 @@ def test_averaged_gradients_are_those_of_all_inputs(run_as_ranks, sizes):
 
 
 @pytest.mark.parametrize(("transform", "ahead"), [("pad_to_equal_steps", 0), ("prefetch_keys", 1)])
-def test_no_batch_is_made_before_it_is_pulled(transform, ahead):
+def test_batches_are_not_read_before_request(transform, ahead):
     made = tf.Variable(0, dtype=tf.int64)
 
     def note(number):
@@ -156,7 +158,7 @@ def test_no_batch_is_made_before_it_is_pulled(transform, ahead):
     options.experimental_optimization.inject_prefetch = False
     data = tf.data.Dataset.range(50).batch(2).map(note).with_options(options)
     data = (
-        pad_to_equal_steps(data, WithOthers(99))
+        pad_to_equal_steps(data, FakeRankWithPeers(99))
         if transform == "pad_to_equal_steps"
         else prefetch_keys(data)
     )
@@ -172,7 +174,7 @@ def bags(values, lengths, splits):
     return tf.RaggedTensor.from_row_lengths(values, tf.cast(lengths, splits))
 
 
-def test_each_batch_has_the_keys_of_the_next_and_the_last_has_none():
+def test_each_batch_contains_next_keys_except_last():
     keys = np.arange(14, dtype=np.int64).reshape(7, 2)
     data = tf.data.Dataset.from_tensor_slices(({"keys": keys, "dense": keys + 0.5}, keys[:, 0]))
     got = list(prefetch_keys(data.batch(3)))
@@ -190,7 +192,7 @@ def test_each_batch_has_the_keys_of_the_next_and_the_last_has_none():
 
 
 @pytest.mark.parametrize("splits", [tf.int32, tf.int64])
-def test_ragged_keys_of_several_features_and_batches_of_no_inputs(splits):
+def test_next_keys_support_ragged_features_and_empty_batches(splits):
     lengths = [[2, 0], [], [1, 1, 3]]
     batches = []
     for i, n in enumerate(lengths):
@@ -213,7 +215,7 @@ def test_ragged_keys_of_several_features_and_batches_of_no_inputs(splits):
     assert got[-1]["next_keys"]["bag"].nrows() == 0 and got[-1]["next_keys"]["one"].shape == (0,)
 
 
-def test_batches_of_a_known_size_and_a_last_one_of_another():
+def test_next_keys_support_smaller_last_batch():
     data = tf.data.Dataset.from_tensor_slices({"keys": np.arange(6, dtype=np.int64)})
     data = prefetch_keys(data.batch(2, drop_remainder=True))
     assert data.cardinality().numpy() == 3
@@ -221,7 +223,7 @@ def test_batches_of_a_known_size_and_a_last_one_of_another():
     assert [x["next_keys"].numpy().tolist() for x in data] == [[2, 3], [4, 5], []]
 
 
-def test_no_batch_is_pulled_twice():
+def test_no_batch_is_read_twice():
     pulled = []
 
     def generate():
@@ -245,13 +247,13 @@ def test_no_batch_is_pulled_twice():
     ],
     ids=["no dictionary", "no keys", "next keys already"],
 )
-def test_what_has_no_place_for_next_keys_is_refused(element):
+def test_elements_without_place_for_next_keys_raise(element):
     data = tf.data.Dataset.from_tensor_slices(element).batch(2)
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*a features dictionary with 'keys'"):
         prefetch_keys(data)
 
 
-def test_what_has_no_empty_batch_is_refused():
+def test_unsupported_elements_raise():
     data = tf.data.Dataset.from_tensors({"keys": np.zeros(3, np.int64), "scalar": 1})
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*batch dimension"):
         prefetch_keys(data)
@@ -269,7 +271,7 @@ def shares(left: BlocksLeft, ranks: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_block_is_taken_once(seed: int) -> None:
+def test_every_block_is_assigned_once(seed: int) -> None:
     random = np.random.default_rng(seed)
     left, taken = BlocksLeft(), []
     while len(taken) < BLOCKS:
@@ -283,7 +285,7 @@ def test_every_block_is_taken_once(seed: int) -> None:
     assert shares(left, 2) == [[], []]
 
 
-def test_even_ranks_leave_no_gaps() -> None:
+def test_equal_progress_has_no_gaps() -> None:
     assert BlocksLeft().after([5, 5, 5]) == BlocksLeft(15)
     assert BlocksLeft(15).after([2]) == BlocksLeft(17)
 
@@ -295,7 +297,7 @@ def test_a_gap_is_filled_first() -> None:
     assert left.after([0, 0]) == left
 
 
-def test_blocks_may_have_any_structure() -> None:
+def test_blocks_support_any_structure() -> None:
     blocks = tf.data.Dataset.from_tensor_slices(({"keys": np.arange(12)}, np.arange(12.0)))
     left = BlocksLeft(1, (2,)).of(blocks.batch(3))
     found = [features["keys"][0] for features, _ in left.as_numpy_iterator()]

@@ -18,7 +18,7 @@ from slipstream_tf.ops import exchange as exchange_ops
 from slipstream_tf.ops.exchange import SendBuffer
 
 
-def test_eager_calls_of_one_collective_have_one_name():
+def test_eager_calls_of_collective_share_name():
     names = CollectiveNames("test_eager")
     assert [names.of("a"), names.of("b"), names.of("a")] == [
         "slipstream.test_eager.a",
@@ -33,7 +33,7 @@ def test_objects_with_one_prefix_are_numbered():
     assert second.of("a") == "slipstream.test_numbers.1.a"
 
 
-def test_every_graph_numbers_its_collectives_anew():
+def test_every_graph_numbers_collectives_from_scratch():
     names, seen = CollectiveNames("test_graphs"), []
 
     @tf.function
@@ -47,7 +47,7 @@ def test_every_graph_numbers_its_collectives_anew():
     assert seen == [[f"{prefix}.a", f"{prefix}.a-1", f"{prefix}.b"]] * 2
 
 
-def test_values_are_rounded_after_the_warmup():
+def test_values_are_rounded_after_warmup():
     wire = exchange.Wire.of("bfloat16,int8", warmup_steps=2)
     assert wire == exchange.Wire("bfloat16", "int8", 2)
 
@@ -68,7 +68,7 @@ def rows_of(sizes, keys, values) -> SendBuffer:
     )
 
 
-def test_rows_of_one_process_stay_where_they_are():
+def test_single_process_rows_are_not_moved():
     own = rows_of([1, 0], [4], [1.0, 2.0])
     names = CollectiveNames("test_alone")
     got = exchange.exchange_rows(SingleProcess(), own, [2, 1], names, "rows", "gradients", 1, False)
@@ -76,18 +76,18 @@ def test_rows_of_one_process_stay_where_they_are():
 
 
 @pytest.mark.parametrize("wrong", ["float64", "", "int8,", ",int8", "int8,int8,int8", None])
-def test_settings_of_the_wire_are_checked(wrong):
+def test_wire_settings_are_validated(wrong):
     with pytest.raises(ValueError, match=r"wire_dtype.*Expected one of 'float32', 'bfloat16'"):
         exchange.Wire.of(wrong)
 
 
-def test_steps_of_the_wire_are_checked():
+def test_wire_warmup_steps_are_validated():
     with pytest.raises(ValueError, match=r"wire_warmup_steps.*-1"):
         exchange.Wire.of("bfloat16", warmup_steps=-1)
 
 
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
-def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
+def test_exchanged_values_have_wire_dtype_precision(run_as_ranks, dtype):
     values = np.float32([1.0, 1.0 + 2**-6, 1.0 + 2**-12, -3e4])
     own, names = rows_of([2], [4, 5], values), CollectiveNames(f"test_rounding_{dtype}")
     number = WIRE_DTYPES.index(dtype)
@@ -109,7 +109,7 @@ def test_values_travel_as_their_dtype_has_them(run_as_ranks, dtype):
             assert (abs(of_rank - values) <= allowed).all()
 
 
-def test_all_ranks_get_the_rows_of_all(run_as_ranks):
+def test_all_ranks_receive_all_rows(run_as_ranks):
     sent = [rows_of([1, 1], [4, 5], [1, 2, 3]), rows_of([0, 0], [], []), rows_of([0, 1], [6], [4])]
     names = CollectiveNames("test_rows")
 
@@ -123,7 +123,7 @@ def test_all_ranks_get_the_rows_of_all(run_as_ranks):
         assert got.values.numpy().tolist() == [1, 2, 3, 4]
 
 
-def test_each_rank_gets_what_is_meant_for_it(run_as_ranks):
+def test_each_rank_receives_rows_addressed_to_it(run_as_ranks):
     names = CollectiveNames("test_owners")
 
     def program(comm):
@@ -143,7 +143,7 @@ def test_each_rank_gets_what_is_meant_for_it(run_as_ranks):
     assert second.values.numpy().tolist() == [4, 5, 8, 10]
 
 
-def test_bytes_are_counted_by_what_they_are():
+def test_bytes_are_counted_by_kind():
     own = rows_of([2, 1], [4, 5, 6], [1, 2, 3, 4, 5])
     for kind, wire_dtype, wanted in (
         ("gradients", 0, [24, 20]),
@@ -157,7 +157,7 @@ def test_bytes_are_counted_by_what_they_are():
 
 
 @pytest.mark.parametrize("dtype", WIRE_DTYPES)
-def test_a_row_takes_as_many_bytes_as_are_counted(dtype):
+def test_counted_bytes_equal_row_bytes(dtype):
     random = np.random.default_rng(0)
     sizes, values = [40, 30, 0], random.normal(size=40 * 16 + 30 * 5)
     own = rows_of(sizes, range(70), values)
@@ -174,7 +174,7 @@ def test_a_row_takes_as_many_bytes_as_are_counted(dtype):
     assert lengths.numpy().tolist() == [-(-wanted // 8) * 8]
 
 
-def test_messages_that_are_damaged_are_refused():
+def test_damaged_messages_raise():
     own = rows_of([1], [4], [1.0, 2.0])
     message, lengths = exchange_ops.pack_messages(own, [2])
     assert lengths.numpy().tolist() == [message.shape[0]]
@@ -199,7 +199,7 @@ def test_messages_that_are_damaged_are_refused():
 CODEC = dict(zip(WIRE_DTYPES, [0.2e-9, 0.4e-9, 0.6e-9, 0.9e-9], strict=True))
 
 
-def test_a_message_takes_its_bytes_and_the_coding_of_its_values():
+def test_message_seconds_include_transfer_and_coding():
     link = Link(1e6, 1e-3, {"int8": 1e-7})
     # Ten rows of 16 values, each with a key of 8 bytes and a scale of 4 bytes.
     assert link.seconds(10, 16, "int8") == pytest.approx(10 * (8 + 4 + 16) / 1e6 + 160e-7)
@@ -218,22 +218,22 @@ def test_a_message_takes_its_bytes_and_the_coding_of_its_values():
         (2.5e9, 64, "float32"),  # Encoding as bfloat16 would save too little time.
     ],
 )
-def test_the_dtype_that_is_soonest_is_chosen(bytes_per_second, floats, wanted):
+def test_fastest_dtype_is_chosen(bytes_per_second, floats, wanted):
     assert Link(bytes_per_second, 1e-4, CODEC).choose(floats) == wanted
 
 
-def test_what_is_soonest_depends_on_how_many_a_row_goes_to():
+def test_fastest_dtype_depends_on_number_of_receivers():
     ten_gigabits = Link(1.25e9, 1e-4, CODEC)
     chosen = [ten_gigabits.choose(64, copies) for copies in (0.5, 1, 7)]
     assert chosen == ["float32", "bfloat16", "bfloat16"]
 
 
-def test_a_row_goes_to_all_others_or_to_its_owner():
+def test_row_is_sent_to_all_ranks_or_to_owner():
     assert [copies_of(ranks, is_spread=False) for ranks in (1, 2, 4)] == [0, 1, 3]
     assert [copies_of(ranks, is_spread=True) for ranks in (1, 2, 4)] == [0, 0.5, 0.75]
 
 
-def test_what_a_link_cannot_be_is_refused():
+def test_invalid_link_raises():
     with pytest.raises(ValueError, match=r"bytes_per_second.*: 0"):
         Link(0)
     with pytest.raises(ValueError, match=r"latency.*: -1"):
@@ -268,7 +268,7 @@ def slow(comm, clock, bytes_per_second, latency):
     return comm
 
 
-def test_a_link_is_measured_alike_on_all_ranks(run_as_ranks, clock):
+def test_link_measurement_is_equal_on_all_ranks(run_as_ranks, clock):
     def program(comm):
         # The other ranks measure different times.
         return exchange.link_of(slow(comm, clock, 1e8, 1e-3 * (1 + comm.rank)))
@@ -282,7 +282,7 @@ def test_a_link_is_measured_alike_on_all_ranks(run_as_ranks, clock):
     assert list(links[0].codec_seconds.values()) == pytest.approx(coded)
 
 
-def test_a_link_is_measured_once(run_as_ranks, clock):
+def test_link_is_measured_once(run_as_ranks, clock):
     def program(comm):
         first = exchange.link_of(slow(comm, clock, 1e9, 1e-4))
         return exchange.link_of(comm) is first
@@ -290,7 +290,7 @@ def test_a_link_is_measured_once(run_as_ranks, clock):
     assert run_as_ranks(2, program) == [True, True]
 
 
-def test_ranks_that_were_given_other_settings_do_not_wait_for_each_other(run_as_ranks):
+def test_ranks_with_different_settings_do_not_deadlock(run_as_ranks):
     def other_dtypes(comm):
         ShardedStore([Table("t", 4)], None, comm, wire_dtype="auto" if comm.rank else "float32")
 
@@ -303,7 +303,7 @@ def test_ranks_that_were_given_other_settings_do_not_wait_for_each_other(run_as_
             assert isinstance(error, ValueError) and what in str(error)
 
 
-def test_a_tape_in_a_function_needs_a_link_that_is_known():
+def test_tape_in_function_requires_known_link():
     class Two(distributed.SingleProcess):
         size = 2
 
@@ -320,7 +320,7 @@ def test_a_tape_in_a_function_needs_a_link_that_is_known():
     assert float(step()) == 1.0
 
 
-def test_auto_is_what_the_link_says(run_as_ranks):
+def test_auto_dtype_follows_link_speed(run_as_ranks):
     def program(comm, speed):
         comm.link = Link(speed, 1e-3, CODEC)
         store = ShardedStore([Table("t", 64)], None, comm, wire_dtype="auto")
@@ -332,7 +332,7 @@ def test_auto_is_what_the_link_says(run_as_ranks):
     assert ShardedStore([Table("t", 64)], None, alone, wire_dtype="auto").wire.rows == "float32"
 
 
-def test_where_gradients_alone_travel_there_is_one_dtype():
+def test_two_wire_dtypes_raise_if_only_gradients_are_sent():
     alone = distributed.SingleProcess()
     with pytest.raises(ValueError, match="only gradients are sent"):
         distributed.ReplicatedStore([Table("t", 2)], None, alone, "int8,int8")
@@ -340,7 +340,7 @@ def test_where_gradients_alone_travel_there_is_one_dtype():
         distributed.DistributedOptimizer(keras.optimizers.SGD(), alone, wire_dtype="int8,float32")
 
 
-def test_rows_are_rounded_by_their_largest_value(run_as_ranks):
+def test_int8_rounding_scales_with_largest_value(run_as_ranks):
     def program(comm):
         store = ShardedStore([Table("t", 4)], None, comm, wire_dtype="int8,float32")
         rows = np.float32([[0.5, -1.0, 0.25, 0.001]])

@@ -20,7 +20,7 @@ TABLES = [Table("t", dim=2)]
 SPECS = [FeatureSpec("f", "t")]
 
 
-def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
+def test_restored_store_continues_wire_warmup(run_as_ranks):
     """A flush counts as an update in `num_updates` and saved steps."""
     warmup = {"wire_dtype": "bfloat16", "wire_warmup_steps": 3}
 
@@ -43,7 +43,7 @@ def test_a_store_that_is_restored_goes_on_with_its_warmup(run_as_ranks):
 
 
 @pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
-def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
+def test_empty_flush_is_not_counted_as_update(run_as_ranks, kind):
     """Policies that an engine tries before training cause no update."""
 
     def program(comm):
@@ -65,7 +65,7 @@ def test_a_flush_of_nothing_is_no_update(run_as_ranks, kind):
 
 
 @pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
-def test_moments_of_masked_rows_do_not_decay_on_several_ranks(run_as_ranks, kind):
+def test_decay_of_masked_moments_on_ranks_raises(run_as_ranks, kind):
     def program(comm):
         store = kind(TABLES, optimizers.Adam(0.1), comm)
         with pytest.raises(ValueError, match="`decay_moments`: True for table 't' on 2 ranks"):
@@ -95,7 +95,7 @@ def train(store, inputs, scale=1.0):
 
 
 @pytest.mark.parametrize("kind", [ReplicatedStore, ShardedStore])
-def test_ranks_train_the_rows_of_one_process(run_as_ranks, kind):
+def test_ranks_equal_rows_of_single_process(run_as_ranks, kind):
     one = NativeStore(tables(), optimizers.SGD(0.5))
     expected = train(one, {"seen": SEEN.reshape(-1, 3), "item": ITEM.ravel()}, 1 / RANKS)
 
@@ -118,7 +118,7 @@ def test_ranks_train_the_rows_of_one_process(run_as_ranks, kind):
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged"])
-def test_keys_that_are_prefetched_give_the_same_rows(run_as_ranks, form):
+def test_prefetched_keys_give_same_rows(run_as_ranks, form):
     """The next batch is prefetched and looked up in the same layout."""
 
     def laid_out(keys):

@@ -11,7 +11,7 @@ from slipstream_tf.distributed import DistributedGradientTape, DistributedOptimi
 from slipstream_tf.tables import VariableStore
 
 
-def test_it_is_saved_as_the_optimizer_it_wraps(tmp_path):
+def test_wrapper_is_saved_as_wrapped_optimizer(tmp_path):
     plain = keras.optimizers.Adam(0.02, beta_1=0.8)
     optimizer = DistributedOptimizer(plain, SingleProcess())
     assert isinstance(optimizer, keras.optimizers.Adam)
@@ -46,7 +46,7 @@ def test_dense_and_sparse_gradients_are_averaged(run_as_ranks):
         np.testing.assert_allclose(rows, [-1.0, -1.0, 0.0, -5.0])
 
 
-def test_saturated_rows_are_left_out_before_they_are_sent(run_as_ranks):
+def test_saturated_rows_are_masked_before_exchange(run_as_ranks):
     def program(comm):
         rows = tf.Variable(tf.zeros([4, 1]))
         store = VariableStore({"t": rows})
@@ -74,17 +74,17 @@ def used_optimizer():
         (keras.optimizers.SGD, {"wire_dtype": "half"}, "`wire_dtype`: 'half'"),
     ],
 )
-def test_what_cannot_be_wrapped_is_refused(optimizer, arguments, message):
+def test_unsupported_optimizer_raises(optimizer, arguments, message):
     with pytest.raises(ValueError, match=message):
         DistributedOptimizer(optimizer(), SingleProcess(), **arguments)
 
 
-def test_a_tape_needs_a_store_or_ranks():
+def test_tape_requires_store_or_ranks():
     with pytest.raises(ValueError, match=r"`store`: None.*if `comm` is None, too"):
         DistributedGradientTape(tf.GradientTape())
 
 
-def test_passes_before_a_step_are_the_optimizer_s_accumulation():
+def test_backward_passes_per_step_use_gradient_accumulation():
     optimizer = DistributedOptimizer(
         keras.optimizers.SGD(0.1), SingleProcess(), backward_passes_per_step=3
     )

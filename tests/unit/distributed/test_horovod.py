@@ -16,7 +16,7 @@ from slipstream_tf._utils import agent, comm
 from slipstream_tf.distributed import horovod
 
 
-def test_collectives_of_one_rank_return_their_own_tensor():
+def test_collectives_of_one_rank_return_input():
     alone = comm.SingleProcess()
     rows = tf.reshape(tf.range(6.0), [3, 2])
     assert (alone.rank, alone.size, alone.local_rank) == (0, 1, 0)
@@ -34,23 +34,23 @@ def test_collectives_of_one_rank_return_their_own_tensor():
 
 
 @pytest.mark.parametrize("call", ["sum", "gather", "count_sent"])
-def test_an_unknown_kind_is_refused(call):
+def test_unknown_kind_raises(call):
     with pytest.raises(ValueError, match=r"Invalid `kind`: 'gold' for x\. Expected one of 'keys'"):
         getattr(comm.SingleProcess(), call)(tf.zeros([1]), "gold", "x")
 
 
-def test_splits_for_other_ranks_than_there_are():
+def test_splits_of_wrong_length_raise():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[2\] is not compatible"):
         comm.SingleProcess().exchange(tf.zeros([3]), [1, 2], "rows", "x")
 
 
-def test_without_a_launcher_a_process_is_alone(monkeypatch):
+def test_process_without_launcher_is_single_process(monkeypatch):
     for name in agent.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert isinstance(horovod.init(), comm.SingleProcess)
 
 
-def test_a_rank_without_horovod_says_how_to_get_it(monkeypatch):
+def test_rank_without_horovod_names_install_command(monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "1")
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(ImportError, match=r"HOROVOD_RANK is set.*make horovod"):
@@ -59,14 +59,14 @@ def test_a_rank_without_horovod_says_how_to_get_it(monkeypatch):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 13])
 @pytest.mark.parametrize("root", [0, 1])
-def test_a_broadcast_reaches_every_other_rank_once(size, root):
+def test_broadcast_reaches_every_other_rank_once(size, root):
     sends = [horovod._ranks_below(rank, root, size) for rank in range(size)]
     assert sum(sends) == size - 1
     assert sends[root] == max(sends) == (size - 1).bit_length()
 
 
 @pytest.mark.parametrize("timeout", [0, 0.5, float("nan"), "30"])
-def test_a_timeout_out_of_range_is_refused(timeout):
+def test_timeout_out_of_range_raises(timeout):
     with pytest.raises(ValueError, match="Invalid `timeout_seconds`"):
         horovod.init(timeout_seconds=timeout)
 
@@ -75,18 +75,18 @@ ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="thre
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
-def test_ranks_share_out_a_machine(ranks: int) -> None:
+def test_ranks_divide_processors_evenly(ranks: int) -> None:
     machine = [0, 1, 2, 3, 8, 9, 10]
     shares = [list(horovod.part_of(machine, rank, ranks)) for rank in range(ranks)]
     assert [one for fraction in shares for one in fraction] == machine
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_more_ranks_than_processors_share_all() -> None:
+def test_more_ranks_than_processors_use_all_processors() -> None:
     assert all(horovod.part_of([1, 3], rank, 3) == [1, 3] for rank in range(3))
 
 
-def test_threads_of_a_core_are_neighbours(tmp_path: Path) -> None:
+def test_threads_of_core_are_adjacent(tmp_path: Path) -> None:
     # Two sockets with two cores of two threads each, numbered as Linux does.
     for number in range(8):
         folder = tmp_path / f"cpu{number}"
@@ -100,7 +100,7 @@ def test_threads_of_a_core_are_neighbours(tmp_path: Path) -> None:
 
 
 @ON_LINUX
-def test_threads_that_begin_give_way_and_others_do_not() -> None:
+def test_only_threads_started_in_context_have_low_priority() -> None:
     stop = threading.Event()
     before = threading.Thread(target=stop.wait)
     before.start()
@@ -139,7 +139,7 @@ def kept(rank: int, ranks: int, **environment: str) -> list[list[int]]:
 
 
 @ON_LINUX
-def test_all_threads_keep_to_the_share() -> None:
+def test_all_threads_use_processors_of_rank() -> None:
     before, found, now = kept(1, 2)
     if len(before) < 2 or len(before) < (os.cpu_count() or 1):
         assert found is None and now == [before, before]
@@ -149,7 +149,7 @@ def test_all_threads_keep_to_the_share() -> None:
 
 
 @ON_LINUX
-def test_what_somebody_has_chosen_stays() -> None:
+def test_user_thread_affinity_is_kept() -> None:
     before, found, now = kept(1, 2, HOROVOD_THREAD_AFFINITY="0,1")
     assert found is None and now == [before, before]
     before, found, now = kept(0, 1)

@@ -46,7 +46,7 @@ def rows(store):
 
 
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
-def test_ranks_have_the_rate_of_one_process(run_as_ranks, kind):
+def test_ranks_use_learning_rate_of_single_process(run_as_ranks, kind):
     def program(comm):
         store = getattr(distributed, kind)(tables(), None, comm)
         train(store, comm, range(STEPS))
@@ -62,7 +62,7 @@ def test_ranks_have_the_rate_of_one_process(run_as_ranks, kind):
 
 
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
-def test_what_is_restored_goes_on(run_as_ranks, kind):
+def test_restored_schedule_continues(run_as_ranks, kind):
     def program(comm):
         whole = getattr(distributed, kind)(tables(), None, comm)
         train(whole, comm, range(3))

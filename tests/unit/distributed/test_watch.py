@@ -79,7 +79,7 @@ def watches() -> Iterator[list[Watch]]:
         watch.close()
 
 
-def test_every_two_ranks_are_connected():
+def test_every_pair_of_ranks_is_connected():
     links = connected(4)
     for rank, (_, peers) in enumerate(links):
         assert set(peers) == set(range(4)) - {rank}
@@ -92,7 +92,7 @@ def test_every_two_ranks_are_connected():
             link[1].close()
 
 
-def test_strangers_are_turned_away():
+def test_unknown_connections_are_rejected():
     """A client with an invalid greeting connects before the expected rank."""
 
     def gather(text: str) -> list[str]:
@@ -106,7 +106,7 @@ def test_strangers_are_turned_away():
 
 
 @pytest.mark.parametrize("greeting", [b"", b"half a line", *GREETINGS])
-def test_strangers_hold_nobody_up(greeting):
+def test_unknown_connections_do_not_block_ranks(greeting):
     """Unrelated clients connect to each rank first and stay connected."""
     strangers = []
 
@@ -127,7 +127,7 @@ def test_strangers_hold_nobody_up(greeting):
         stranger.close()
 
 
-def test_thousands_of_strangers_change_nothing():
+def test_thousands_of_unknown_connections_change_nothing():
     """Clients connect while the ranks do and send random bytes."""
     ends, reported = threading.Event(), []
 
@@ -164,7 +164,7 @@ def test_thousands_of_strangers_change_nothing():
         watch.close()
 
 
-def test_a_stranger_turned_away_for_another_is_not_listened_to():
+def test_rejected_connection_is_not_read():
     """The oldest client sends data while another client replaces it."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
@@ -186,7 +186,7 @@ def test_a_stranger_turned_away_for_another_is_not_listened_to():
             door.wait()
 
 
-def test_only_the_interface_of_the_job_is_listened_at(monkeypatch):
+def test_watch_listens_on_job_interface_only(monkeypatch):
     """All of 127.0.0.0/8 is this host, but the job uses only 127.0.0.1."""
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
 
@@ -202,7 +202,7 @@ def test_only_the_interface_of_the_job_is_listened_at(monkeypatch):
         mesh.connect(0, 2, gather, 0.1)
 
 
-def test_a_rank_that_cannot_be_reached_is_named():
+def test_unreachable_rank_is_named():
     def gather(text: str) -> list[str]:
         return [json.dumps({"job": "x", "places": [["127.0.0.1", 1]]}), text]
 
@@ -210,7 +210,7 @@ def test_a_rank_that_cannot_be_reached_is_named():
         mesh.connect(1, 2, gather, 5.0)
 
 
-def test_own_addresses_are_those_of_the_chosen_interface(monkeypatch):
+def test_addresses_belong_to_chosen_interface(monkeypatch):
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
     assert mesh.own_addresses() == ["127.0.0.1"]
     monkeypatch.delenv("HOROVOD_GLOO_IFACE")
@@ -221,13 +221,13 @@ def test_own_addresses_are_those_of_the_chosen_interface(monkeypatch):
     assert addresses == ["127.0.0.1"] or not any(a.startswith("127.") for a in addresses)
 
 
-def test_an_error_of_another_cause_is_left_alone(watches):
+def test_unrelated_error_is_not_explained(watches):
     assert watches[0].explain(ValueError("no such column")) is None
     # All peers respond.
     assert watches[0].explain(HOROVOD_ERROR) is None
 
 
-def test_a_failure_is_told_with_its_reason(watches, capsys):
+def test_failure_is_reported_with_reason(watches, capsys):
     watches[2].fail(ValueError("no such\ncolumn " + 10_000 * "x"))
     for watch in watches[:2]:
         lost = watch.explain(HOROVOD_ERROR)
@@ -238,7 +238,7 @@ def test_a_failure_is_told_with_its_reason(watches, capsys):
     assert watches[2].explain(HOROVOD_ERROR) is None
 
 
-def test_a_rank_that_ended_because_of_another_is_not_blamed(watches):
+def test_rank_ended_by_other_rank_is_not_blamed(watches):
     watches[2].fail(ValueError("no such column"))
     assert watches[1].explain(HOROVOD_ERROR).rank == 2
     watches[1].leave()
@@ -246,7 +246,7 @@ def test_a_rank_that_ended_because_of_another_is_not_blamed(watches):
     assert lost.rank == 2 and "rank 1 " not in str(lost).replace("(reported by rank 1)", "")
 
 
-def test_a_rank_that_left_too_early(watches):
+def test_rank_that_exits_early_is_reported(watches):
     watches[1].leave()
     lost = watches[0].explain(HOROVOD_ERROR)
     assert lost.rank == 1 and "has finished, but the program of this rank has not" in str(lost)
@@ -281,7 +281,7 @@ ASK = b'{"event": "ask"}\n'
         b"x" * 1_000_000 + b"\n",
     ],
 )
-def test_what_is_no_message_changes_nothing(watched, said):
+def test_invalid_messages_change_nothing(watched, said):
     watch, (first, second) = watched
     first.sendall(said)
     for end in (first, second):
@@ -290,7 +290,7 @@ def test_what_is_no_message_changes_nothing(watched, said):
     assert not watch._lost
 
 
-def test_a_line_without_an_end_takes_little_memory(watched):
+def test_unterminated_line_uses_bounded_memory(watched):
     watch, (first, second) = watched
     first.sendall(b'{"event": "' + 1_000_000 * b"x")
     second.sendall(ASK)
@@ -298,7 +298,7 @@ def test_a_line_without_an_end_takes_little_memory(watched):
     assert len(watch._peers[1].unread) < 1 << 15
 
 
-def test_a_peer_that_reads_nothing_holds_nobody_up(watched):
+def test_peer_that_does_not_read_does_not_block_others(watched):
     _, (first, second) = watched
     first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     first.settimeout(1.0)

@@ -88,7 +88,7 @@ CHAINS = (
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
-def test_nothing_is_lost_at_another_world_size(chain: Any, tmp_path: Path) -> None:
+def test_changing_world_size_keeps_all_state(chain: Any, tmp_path: Path) -> None:
     before, step = None, 0
     for placement, size in chain:
         ranks = start(size, placement, tmp_path, step, step + 10, saves=True)
@@ -131,7 +131,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_as_many_ranks_go_on_as_if_never_stopped(way: str, tmp_path: Path) -> None:
+def test_same_number_of_ranks_continues_identically(way: str, tmp_path: Path) -> None:
     settings = dict(WAYS[way])
     placement, batch = settings.pop("placement", "sharded"), settings.pop("batch", GLOBAL_BATCH)
     evaluates = settings.pop("evaluates", False)
@@ -178,7 +178,7 @@ def saved_native(directory: Path) -> dict[str, Any]:
     return found
 
 
-def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
+def test_native_tables_move_to_variables_and_back(tmp_path: Path) -> None:
     was = saved_native(tmp_path / "a")
     variables = {t.name: tf.Variable(tf.fill([KEYS, t.dim], 9.0)) for t in TABLES}
     store = VariableStore(variables)
@@ -217,7 +217,7 @@ def test_native_tables_in_variables_and_back(tmp_path: Path) -> None:
     assert (contents["slots"] == 0.25).any()
 
 
-def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
+def test_dry_run_sums_are_never_applied(tmp_path: Path) -> None:
     """A dry run has already applied the gradients in its sums."""
     job = Job(SingleProcess(), "native", tmp_path, dry_run=True)
     for part in range(3):
@@ -243,7 +243,7 @@ def test_sums_of_a_dry_run_are_never_applied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.found()["a held"]["keys"], was["a held"]["keys"])
 
 
-def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Path) -> None:
+def test_sums_of_simulated_ranks_are_merged_without_simulation(tmp_path: Path) -> None:
     job = Job(SingleProcess(), "native", tmp_path)
     simulate_ranks(job.store, 3)
     job.train(0, 10)
@@ -271,7 +271,7 @@ def test_sums_of_simulated_ranks_are_added_up_where_there_are_none(tmp_path: Pat
             np.testing.assert_allclose(values, sums[key], rtol=1e-6)
 
 
-def test_what_a_live_store_defers_goes_with_its_rows(tmp_path: Path) -> None:
+def test_restore_replaces_deferred_gradients_with_rows(tmp_path: Path) -> None:
     """Deferred gradients of the live store must not reach restored rows."""
     store = VariableStore({"a": tf.Variable(tf.zeros([10, 2]))})
     checkpoints = CheckpointManager(
@@ -308,7 +308,7 @@ MISMATCHES: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("what", MISMATCHES)
-def test_other_tables_are_refused_and_left_alone(what: str, tmp_path: Path) -> None:
+def test_restoring_other_tables_raises_and_changes_nothing(what: str, tmp_path: Path) -> None:
     saved_native(tmp_path)
     tables, rule, message = MISMATCHES[what]
     store = NativeStore(tables, rule)
@@ -324,7 +324,7 @@ def test_other_tables_are_refused_and_left_alone(what: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("where", ["table-000", "table-001", "engine"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "missing", "of another"])
-def test_a_damaged_file_leaves_the_store_alone(where: str, how: str, tmp_path: Path) -> None:
+def test_damaged_file_leaves_store_unchanged(where: str, how: str, tmp_path: Path) -> None:
     saved_native(tmp_path)
     saved_native(tmp_path / "other")
     path = tmp_path / "checkpoint-000001" / "rank-0" / where
@@ -395,7 +395,7 @@ EDITS: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", EDITS)
-def test_files_of_other_ranks_and_a_manifest_of_other_files(what: str, tmp_path: Path) -> None:
+def test_inconsistent_files_and_manifest_raise(what: str, tmp_path: Path) -> None:
     start(2, "sharded", tmp_path, 0, 10, saves=True)
     change_files, change, message = EDITS[what]
     change_files(tmp_path / "checkpoint-000001")
@@ -404,7 +404,7 @@ def test_files_of_other_ranks_and_a_manifest_of_other_files(what: str, tmp_path:
         start(2, "sharded", tmp_path, 10, 11, saves=False)
 
 
-def test_an_engine_of_another_metric_is_refused(tmp_path: Path) -> None:
+def test_engine_state_of_other_metric_raises(tmp_path: Path) -> None:
     saved_native(tmp_path)
     job = Job(SingleProcess(), "native", tmp_path, drift_metric="linf")
     with pytest.raises(ValueError, match=r"Invalid `metric`: 'l2'.* Expected 'linf'"):

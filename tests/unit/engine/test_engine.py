@@ -32,7 +32,7 @@ def test_masks_saturated_keys_after_the_warmup_only():
     assert (report.examples_skipped, report.examples_skippable, report.is_skipping) == (0, 2, False)
 
 
-def test_a_masked_key_is_judged_by_its_last_free_drift():
+def test_masked_key_is_classified_by_last_unmasked_drift():
     store, tracker = make("mask_gradients", threshold=0.25)
     for _ in range(2):
         window(store, tracker)
@@ -43,7 +43,7 @@ def test_a_masked_key_is_judged_by_its_last_free_drift():
         np.testing.assert_allclose(drift, [0.1, 0.2, 0.3, 0.4], rtol=1e-5)
 
 
-def test_masking_is_not_judged_while_warming_up_or_in_a_dry_run():
+def test_saturated_key_can_leave_in_warmup_and_dry_run():
     for settings in ({"warmup": 1000}, {"dry_run": True}):
         store, tracker = make("mask_gradients", threshold=0.25, **settings)
         for _ in range(2):
@@ -54,7 +54,7 @@ def test_masking_is_not_judged_while_warming_up_or_in_a_dry_run():
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_defers_within_its_memory_after_the_warmup(skips):
+def test_deferring_stays_within_memory_after_warmup(skips):
     budget = 10 * deferred_row_bytes(DIM) + 3
     policies = ["defer_gradients", *["skip_examples"] * skips]
     settings = {"defer_memory": budget, "defer_movement": 0.5, "defer_max_age": 7}
@@ -73,7 +73,7 @@ def test_defers_within_its_memory_after_the_warmup(skips):
     np.testing.assert_array_equal(weight == 0.0, skippable)
 
 
-def test_deferring_by_interval_marks_saturated_rows():
+def test_deferring_by_interval_flags_saturated_rows():
     store, tracker = make("defer_gradients", defer_until="interval", defer_steps=9)
     for _ in range(2):
         window(store, tracker)
@@ -81,7 +81,7 @@ def test_deferring_by_interval_marks_saturated_rows():
     assert store.policies["user"].max_age == 9
 
 
-def test_a_saturated_key_stays_until_its_drift_reaches_the_threshold():
+def test_key_stays_saturated_below_threshold():
     store, tracker = make("skip_examples", threshold=0.3)
     for _ in range(2):
         window(store, tracker)
@@ -93,7 +93,7 @@ def test_a_saturated_key_stays_until_its_drift_reaches_the_threshold():
     assert seen == [True, True, False, False, True]
 
 
-def test_a_probing_key_is_neither_marked_nor_skipped_in_its_window():
+def test_probing_key_is_neither_flagged_nor_skipped():
     period = 4
     store, tracker = make(
         *("skip_examples", "mask_gradients"),
@@ -113,7 +113,7 @@ def test_a_probing_key_is_neither_marked_nor_skipped_in_its_window():
     assert probed == {0: 2, 1: 2, 2: 2}, "each key once a period"
 
 
-def test_a_newly_hot_key_warms_for_a_window():
+def test_newly_hot_key_warms_up_for_one_window():
     store, tracker = make("skip_examples", threshold=0.25)
     for _ in range(3):
         window(store, tracker)
@@ -126,7 +126,7 @@ def test_a_newly_hot_key_warms_for_a_window():
     assert seen == [False, False, True]
 
 
-def test_excluded_tables_are_not_tracked_and_do_not_count():
+def test_excluded_tables_are_not_tracked_or_counted():
     store, tracker = make("skip_examples", exclude_tables=("item",))
     assert tracker.classifier.tables == ("user",) and set(tracker.states) == {"user"}
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_excluded_tables_are_not_tracked_and_do_not_count():
 
 
 @pytest.mark.parametrize("rows", [0, 2])
-def test_a_table_has_a_memory_of_its_own(rows):
+def test_table_has_separate_memory_budget(rows):
     store, tracker = make(table_memory={"user": rows * ROW_BYTES + ROW_BYTES - 1})
     report, _ = window(store, tracker)
     assert report.next_hot_keys == rows + 1
@@ -161,12 +161,12 @@ def test_a_table_has_a_memory_of_its_own(rows):
         ([], {"hot_set_memory": ROW_BYTES - 1}, r"Invalid `memory`: 7 for HotSet.*at least 8"),
     ],
 )
-def test_settings_that_do_not_fit_the_tables(policies, settings, message):
+def test_settings_that_do_not_match_tables_raise(policies, settings, message):
     with pytest.raises(ValueError, match=message):
         make(*policies, **settings)
 
 
-def test_an_absolute_threshold():
+def test_absolute_threshold_is_used():
     store, tracker = make("skip_examples", threshold=0.35)
     for _ in range(3):
         report, (skippable, *_) = window(store, tracker)
@@ -184,7 +184,7 @@ def test_an_absolute_threshold():
         ({"warmup": 30}, 1000, 30),
     ],
 )
-def test_a_warmup_by_share(settings, planned, warmup):
+def test_warmup_fraction_depends_on_planned_steps(settings, planned, warmup):
     store, tracker = make("skip_examples", **{"warmup": 0.5, **settings})
     if planned is not None:
         tracker.plan(planned)
@@ -197,7 +197,7 @@ def test_a_warmup_by_share(settings, planned, warmup):
     assert report.threshold > 0, "known, if not used"
 
 
-def test_a_plan_that_comes_late_counts_from_the_next_window_end():
+def test_late_plan_applies_from_next_window_end():
     store, tracker = make("skip_examples", warmup=0.5)
     for _ in range(3):
         window(store, tracker)
@@ -219,7 +219,7 @@ def test_a_plan_that_comes_late_counts_from_the_next_window_end():
     ],
     ids="+".join,
 )
-def test_a_dry_run_saves_nothing_and_counts_what_it_would(policies):
+def test_dry_run_counts_savings_without_applying_them(policies):
     store, tracker = make(*policies, dry_run=True)
     for _ in range(3):
         report, (skippable, _, weight) = window(store, tracker)
@@ -233,7 +233,7 @@ def test_a_dry_run_saves_nothing_and_counts_what_it_would(policies):
         assert {policy.mode for policy in store.policies.values()} == {"apply"}
 
 
-def test_a_keep_rate_thins():
+def test_keep_rate_keeps_weighted_subsample():
     store, tracker = make("skip_examples", skip_keep_rate=0.5, threshold=10.0)
     for _ in range(2):
         window(store, tracker)
@@ -249,7 +249,7 @@ def strict_json(report):
     return json.loads(json.dumps(report.to_dict(), allow_nan=False))
 
 
-def test_rows_that_are_all_nan():
+def test_all_nan_rows_are_anomalies():
     store, tracker = make("skip_examples", "mask_gradients")
     window(store, tracker)
     report, _ = window(store, tracker, dict.fromkeys(range(4), np.nan))
@@ -259,7 +259,7 @@ def test_rows_that_are_all_nan():
     assert not skippable.any() and report.hot_examples == 0
 
 
-def test_an_empty_hot_set_and_windows_without_lookups():
+def test_empty_hot_set_accepts_windows_without_lookups():
     store, tracker = make(
         *("skip_examples", "defer_gradients"),
         **{"skip_keep_rate": 0.1, "max_auc_loss": 0.1, "planned_steps": 100},
@@ -277,7 +277,7 @@ def test_an_empty_hot_set_and_windows_without_lookups():
         assert strict_json(report)["skipped_fraction"] == 0.0
 
 
-def test_a_window_without_lookups_between_others():
+def test_window_without_lookups_pauses_skipping():
     store, tracker = make("skip_examples")
     for _ in range(2):
         window(store, tracker)
@@ -287,7 +287,7 @@ def test_a_window_without_lookups_between_others():
     assert window(store, tracker)[1][0].any(), "and on it goes"
 
 
-def test_a_capped_threshold():
+def test_threshold_is_capped():
     store, tracker = make("mask_gradients", max_threshold=0.15)
     for _ in range(2):
         report, _ = window(store, tracker)
@@ -295,7 +295,7 @@ def test_a_capped_threshold():
     assert store.flags["user"] == {0: SATURATED}
 
 
-def test_gradients_without_inputs_are_warned_of_once(caplog):
+def test_gradients_without_examples_warn_once(caplog):
     store, tracker = make("mask_gradients")
     for _ in range(3):
         store.train("user", DRIFTS)

@@ -8,7 +8,7 @@ import numpy as np
 from engine_on_rows import make, window
 
 
-def test_max_auc_loss_without_planned_steps_skips_nothing_and_says_why():
+def test_max_auc_loss_without_planned_steps_skips_nothing_with_reason():
     store, tracker = make("skip_examples", skip_keep_rate=0.5, max_auc_loss=0.01)
     for _ in range(3):
         report, (skippable, *_) = window(store, tracker)
@@ -34,7 +34,7 @@ def learn(max_auc_loss, windows=14):
     return reports
 
 
-def test_max_auc_loss_bounds_the_share():
+def test_max_auc_loss_bounds_skip_fraction():
     tight, loose = learn(0.002), learn(10.0)
     assert "fewer than 5 windows" in tight[3].auc_loss_plan and tight[3].target_fraction == 0.0
     assert tight[3].predicted_cost is None

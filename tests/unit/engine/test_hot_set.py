@@ -42,7 +42,7 @@ def table_lists(dims: st.SearchStrategy) -> st.SearchStrategy:
     tables=table_lists(st.sampled_from([1, 2, 8, 16])) | table_lists(st.just(4)),
     budget=st.integers(1, 2000),
 )
-def test_equals_a_pass_in_order_of_the_counts(tables, budget):
+def test_choice_equals_greedy_reference(tables, budget):
     chosen = choose_hot_keys(tables, budget)
     assert [keys.tolist() for keys in chosen] == reference(tables, budget)
     assert all(keys.dtype == np.int64 for keys in chosen)
@@ -50,31 +50,31 @@ def test_equals_a_pass_in_order_of_the_counts(tables, budget):
     assert used <= budget
 
 
-def test_ties_go_to_the_earlier_table_then_to_the_smaller_key():
+def test_ties_prefer_earlier_table_then_smaller_key():
     tables = [candidates({5: 1.0, 3: 1.0}, 1), candidates({-9: 1.0, 4: 2.0}, 1)]
     assert [k.tolist() for k in choose_hot_keys(tables, 8)] == [[3], [4]]
     assert [k.tolist() for k in choose_hot_keys(tables, 12)] == [[3, 5], [4]]
 
 
-def test_smaller_rows_use_what_a_large_row_leaves():
+def test_small_rows_fill_remaining_budget():
     tables = [candidates({1: 9.0, 2: 7.0}, 16), candidates({1: 5.0}, 2)]
     assert [k.tolist() for k in choose_hot_keys(tables, 72)] == [[1], [1]]
     assert [k.tolist() for k in choose_hot_keys(tables, 8)] == [[], [1]]
     assert [k.tolist() for k in choose_hot_keys(tables, 7)] == [[], []]
 
 
-def test_nothing_to_choose_from():
+def test_no_candidates_give_empty_hot_set():
     assert choose_hot_keys([], 100) == []
     assert choose_hot_keys([candidates({}, 4)], 100)[0].shape == (0,)
     assert choose_hot_keys([candidates({1: 0.0, 2: float("nan")}, 4)], 100)[0].shape == (0,)
 
 
-def test_most_candidates():
+def test_max_candidates_follow_budget():
     assert max_candidates(16, 256 << 20) == 4 << 20
     assert max_candidates(16, 63) == 0
 
 
-def test_bad_arguments():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="Invalid `budget_bytes`: 0"):
         choose_hot_keys([], 0)
 
@@ -82,7 +82,7 @@ def test_bad_arguments():
 RANGE = np.iinfo(np.int64)
 
 
-def test_sorts_each_list_for_itself():
+def test_each_list_is_sorted_separately():
     rng = np.random.default_rng(0)
     lists = [
         rng.permutation(5000),
@@ -99,7 +99,7 @@ def test_sorts_each_list_for_itself():
     assert sort_keys([]) == []
 
 
-def test_bad_keys():
+def test_invalid_keys_raise():
     with pytest.raises(ValueError, match=r"`lists\[1\]`: 'int64 \(2, 1\)'"):
         sort_keys([np.arange(3), np.array([[1], [2]])])
     with pytest.raises(ValueError, match=r"`lists\[0\]`: 'float64 \(1,\)'"):

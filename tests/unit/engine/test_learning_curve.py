@@ -48,14 +48,14 @@ def plan(curve, **changes):
 
 
 @pytest.mark.parametrize("slope", [0.03, -0.02, 0.0])
-def test_an_exact_line_is_found(slope):
+def test_fit_recovers_exact_line(slope):
     fit = fit_learning_curve(line(slope))
     assert fit.slope == pytest.approx(slope, abs=1e-12)
     assert fit.bound == pytest.approx(abs(slope), abs=1e-8)
     assert fit.points == 30  # The fit starts at a quarter of the length.
 
 
-def test_equals_weighted_least_squares():
+def test_fit_equals_weighted_least_squares():
     rng = np.random.default_rng(3)
     sizes = rng.integers(1000, 50_000, 30)
     before = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -82,7 +82,7 @@ def test_equals_weighted_least_squares():
 @pytest.mark.parametrize(
     ("windows", "memory", "covered"), [(7, 0.0, 0.94), (27, 0.0, 0.94), (60, 0.6, 0.92)]
 )
-def test_the_bound_covers_the_true_slope(windows, memory, covered):
+def test_confidence_bound_covers_true_slope(windows, memory, covered):
     fits = [fit_learning_curve(line(0.03, windows, 0.002, seed, memory)) for seed in range(1000)]
     assert np.mean([fit.bound >= 0.03 for fit in fits]) >= covered
     assert np.mean([fit.slope for fit in fits]) == pytest.approx(0.03, rel=0.05)
@@ -90,7 +90,7 @@ def test_the_bound_covers_the_true_slope(windows, memory, covered):
     assert np.median([fit.bound for fit in fits]) < 0.03 * (1.5 if windows > 7 else 2.5)
 
 
-def test_student_t():
+def test_student_t_quantiles_equal_reference():
     table = {3: 2.353, 4: 2.132, 5: 2.015, 10: 1.812, 30: 1.697, 1000: 1.646}
     for freedom, value in table.items():
         assert steering._student_t(freedom) == pytest.approx(value, rel=0.005)
@@ -106,7 +106,7 @@ def test_too_few_windows_skip_nothing(windows):
     assert "fewer than 5 windows" in result.plan
 
 
-def test_windows_without_a_quality_are_left_out():
+def test_windows_without_auc_are_ignored():
     curve = line(0.03)
     gaps = [CurvePoint(p.trained, p.inputs, math.nan) if i % 3 else p for i, p in enumerate(curve)]
     assert fit_learning_curve(gaps).slope == pytest.approx(0.03)
@@ -115,7 +115,7 @@ def test_windows_without_a_quality_are_left_out():
     assert fit_learning_curve([CurvePoint(100, 10, 0.5)] * 9) is None
 
 
-def test_the_order_of_the_points_does_not_matter():
+def test_order_of_points_does_not_matter():
     curve = line(0.03, noise=0.01)
     assert fit_learning_curve(curve[::-1]) == fit_learning_curve(curve)
 
@@ -131,7 +131,7 @@ def test_constant_quality_costs_nothing():
     assert maximum.fraction == pytest.approx(0.9 / (0.75 * 2.0))
 
 
-def test_globo_clicks_as_measured(monkeypatch):
+def test_plan_for_globo_matches_measured_loss(monkeypatch):
     """Measured: skipping 21.7% of 2.7M examples at random costs 0.0074 AUC.
 
     Therefore about 3% may be skipped for a loss of 0.001.
@@ -156,17 +156,17 @@ def test_globo_clicks_as_measured(monkeypatch):
 
 
 @pytest.mark.parametrize("weight, cost", [(1.0, 0.0), (2.0, 0.693), (10.0, 2.303)])
-def test_weight_that_kept_inputs_carry_costs(weight, cost):
+def test_weights_of_kept_examples_have_cost(weight, cost):
     assert cost_of_weight(weight) == pytest.approx(cost, abs=0.001)
 
 
-def test_a_worsening_curve_counts_like_an_improving_one():
+def test_worsening_curve_counts_like_improving_curve():
     rising, falling = plan(line(0.03)), plan(line(-0.03))
     assert rising.fraction == pytest.approx(falling.fraction)
     assert 0.0 < rising.fraction < 0.06
 
 
-def test_inputs_of_less_value_may_be_skipped_more_often():
+def test_examples_of_lower_value_allow_more_skipping():
     curve = line(0.03)
     assert plan(curve, value=0.2).fraction == pytest.approx(5 * plan(curve).fraction)
     assert plan(curve, value=0.2).predicted_cost == pytest.approx(0.001)
@@ -174,7 +174,7 @@ def test_inputs_of_less_value_may_be_skipped_more_often():
     assert "does not limit the fraction of the policy" in plan(curve, value=1e-3).plan
 
 
-def test_at_the_end_and_beyond_it():
+def test_plan_at_or_beyond_end_skips_nothing():
     curve = line(0.03)
     end = 40 * WINDOW
     for planned in (end, end // 2):  # The plan is shorter than the training so far.
@@ -185,7 +185,7 @@ def test_at_the_end_and_beyond_it():
         )
 
 
-def test_a_used_up_loss():
+def test_used_up_loss_skips_nothing():
     result = plan(line(0.03), skipped=500_000, skipped_effective=500_000)
     assert result.fraction == 0.0 and "used up" in result.plan
     assert result.predicted_cost > 0.001
@@ -200,7 +200,7 @@ def test_a_used_up_loss():
     value=st.floats(0.05, 3.0),
     allowed=st.floats(1e-5, 0.05),
 )
-def test_what_is_planned_stays_within_the_allowed_loss(slope, noise, skipped, value, allowed):
+def test_planned_skipping_stays_within_allowed_loss(slope, noise, skipped, value, allowed):
     curve = line(slope, 20, noise)
     spent = 0.01 * skipped
     result = plan(
@@ -215,7 +215,7 @@ def test_what_is_planned_stays_within_the_allowed_loss(slope, noise, skipped, va
     )
 
 
-def test_following_the_plan_ends_within_the_allowed_loss():
+def test_following_plan_stays_within_allowed_loss():
     """Simulates a run in which the AUC follows the effective examples.
 
     The fraction is planned again in each window.
@@ -258,5 +258,5 @@ def test_following_the_plan_ends_within_the_allowed_loss():
         (0.0, 1000, 0.0, 1.0),
     ],
 )
-def test_relative_value(kept_mean, kept_inputs, all_mean, value):
+def test_relative_value_of_skipped_examples(kept_mean, kept_inputs, all_mean, value):
     assert relative_value(kept_mean, kept_inputs, all_mean) == pytest.approx(value)

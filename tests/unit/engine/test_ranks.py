@@ -15,7 +15,7 @@ from slipstream_tf.ops.update_policy import UpdateCounts
 
 
 @pytest.mark.parametrize("comm", [None, SingleProcess()])
-def test_one_process_keeps_what_it_has(comm):
+def test_single_process_returns_its_values(comm):
     ranks, values = Ranks(comm), np.arange(3)
     assert ranks.size == 1
     assert ranks.concatenate(values, "a") is values
@@ -26,7 +26,7 @@ def test_one_process_keeps_what_it_has(comm):
     ranks.require_agreement(1, 0.5, [values])
 
 
-def test_scores_of_all_ranks_in_their_order(run_as_ranks):
+def test_scores_are_concatenated_in_rank_order(run_as_ranks):
     def program(comm):
         own = np.full(comm.rank, comm.rank, np.float32)
         return Ranks(comm).concatenate(own, "scores").tolist()
@@ -34,7 +34,7 @@ def test_scores_of_all_ranks_in_their_order(run_as_ranks):
     assert run_as_ranks(3, program) == [[1, 2, 2]] * 3
 
 
-def test_accesses_are_added_by_key_and_sorted_by_count(run_as_ranks):
+def test_accesses_are_summed_by_key_and_sorted_by_count(run_as_ranks):
     keys = [np.array([7, 1, 3]), np.array([3, 9]), np.empty(0, np.int64)]
     counts = [np.array([4.0, 2.0, 1.0]), np.array([3.0, 2.0]), np.empty(0)]
 
@@ -46,7 +46,7 @@ def test_accesses_are_added_by_key_and_sorted_by_count(run_as_ranks):
     assert run_as_ranks(3, program) == [[[3, 7, 1, 9], [4, 4, 2, 2]]] * 3
 
 
-def test_counts_are_added_field_by_field(run_as_ranks):
+def test_counts_are_summed_per_field(run_as_ranks):
     def program(comm):
         own = [UpdateCounts(offered=5, sent=comm.rank), UpdateCounts(masked=1 << 40)]
         return Ranks(comm).total_counts(own, "rows")
@@ -55,7 +55,7 @@ def test_counts_are_added_field_by_field(run_as_ranks):
     assert run_as_ranks(3, program) == [wanted] * 3
 
 
-def test_pilots_are_put_together_by_what_each_rank_has_learnt_since(run_as_ranks):
+def test_pilots_are_merged_by_updates_of_each_rank(run_as_ranks):
     # The weight and the accumulator of one bucket of a linear pilot.
     def entry(number, accumulator):
         return [number, accumulator, 0.0, 0.0]
@@ -93,7 +93,7 @@ def losses_of(rank: int) -> LossStatistics:
     return LossStatistics(int(random.integers(9)), *sums, 3 + rank, random.random((2, 8)))
 
 
-def test_loss_statistics_are_added_field_by_field(run_as_ranks):
+def test_loss_statistics_are_summed_per_field(run_as_ranks):
     parts = [losses_of(rank) for rank in range(2)]
     for got in run_as_ranks(2, lambda comm: Ranks(comm).total_losses(parts[comm.rank])):
         for field in dataclasses.fields(LossStatistics):
@@ -123,7 +123,7 @@ def test_equal_keys_and_thresholds_pass(run_as_ranks):
         ([0.1] * 4, [[np.arange(2), np.arange(1)], [np.arange(1), np.arange(2)]] * 2),
     ],
 )
-def test_every_rank_is_told_which_ones_differ(run_as_ranks, thresholds, keys):
+def test_every_rank_names_differing_ranks(run_as_ranks, thresholds, keys):
     for error in agree(run_as_ranks, thresholds, keys):
         with pytest.raises(DivergenceError, match=r"Window 4: .* differ .* ranks \[1, 3\]"):
             raise error
@@ -158,7 +158,7 @@ def state(rank: int) -> dict[str, Any]:
     }
 
 
-def test_as_many_ranks_get_their_own_and_all_snapshots() -> None:
+def test_same_number_of_ranks_restores_own_state_and_all_snapshots() -> None:
     states = [state(rank) for rank in range(3)]
     for rank in range(3):
         part = part_of(states, rank, 3)
@@ -170,7 +170,7 @@ def test_as_many_ranks_get_their_own_and_all_snapshots() -> None:
 
 
 @pytest.mark.parametrize("before, now", [(3, 1), (3, 2), (2, 3), (1, 4)])
-def test_counts_go_to_one_rank_each(before: int, now: int) -> None:
+def test_counts_are_assigned_to_one_rank(before: int, now: int) -> None:
     states = [state(rank) for rank in range(before)]
     parts = [part_of(states, rank, now) for rank in range(now)]
     for name in ("offered", "sent"):

@@ -61,7 +61,7 @@ def report_of(window: int, tables: int = 2) -> WindowReport:
     )
 
 
-def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
+def test_reports_keep_order_in_checkpoint() -> None:
     log, expected = ReportLog(), []
     for window in range(3 * BLOCK + 5):
         log.append(report_of(window))
@@ -80,7 +80,7 @@ def test_all_reports_come_back_in_order_from_a_checkpoint_too() -> None:
     assert again.examples_skipped == sum(report.examples_skipped for report in again)
 
 
-def test_an_old_report_takes_at_most_an_eighth_of_a_new_one() -> None:
+def test_old_report_uses_at_most_an_eighth_of_new_report() -> None:
     gc.collect()
     gc.freeze()  # Exclude the objects of other tests from collection.
     tracemalloc.start()
@@ -96,7 +96,7 @@ def test_an_old_report_takes_at_most_an_eighth_of_a_new_one() -> None:
     assert old < new / 8, (old, new)
 
 
-def test_a_block_that_unpacks_to_more_than_reports_take_is_refused(
+def test_block_that_unpacks_beyond_report_size_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = ReportLog()
@@ -111,12 +111,12 @@ def histogram_of(drift):
     return drift_histogram(np.sort(drift[np.isfinite(drift)]))
 
 
-def test_no_finite_drift_has_no_bucket():
+def test_without_finite_drifts_there_are_no_buckets():
     assert histogram_of(np.empty(0, np.float32)) == ()
     assert histogram_of(np.array([np.nan, np.inf], np.float32)) == ()
 
 
-def test_buckets_are_quarters_of_a_decade():
+def test_buckets_are_quarter_decades():
     found = histogram_of(np.array([0.0, 0.011, 0.012, 0.02, 1e30, 5e-10], np.float32))
     assert [count for _, _, count in found] == [2, 2, 1, 1]
     np.testing.assert_allclose(
@@ -126,7 +126,7 @@ def test_buckets_are_quarters_of_a_decade():
 
 
 @given(hnp.arrays(np.float32, st.integers(0, 50), elements=st.floats(0, 1e8, width=32)))
-def test_every_finite_drift_is_in_its_bucket(drift):
+def test_every_finite_drift_is_in_matching_bucket(drift):
     drift, given_drift = drift.astype(np.float64), drift
     found = histogram_of(given_drift)
     assert sum(count for _, _, count in found) == drift.size
@@ -135,7 +135,7 @@ def test_every_finite_drift_is_in_its_bucket(drift):
     assert list(found) == sorted(found)
 
 
-def test_many_drifts_of_all_sizes_are_in_their_buckets():
+def test_random_drifts_are_in_matching_buckets():
     rng = np.random.default_rng(0)
     drift = (10.0 ** rng.uniform(-12, 12, 150_000)).astype(np.float32)
     bounds = (10.0 ** (np.arange(-36, 37) / 4)).astype(np.float32)

@@ -115,7 +115,7 @@ BY_INTERVAL = DeferGradients(Interval())
         ({"policies": BY_INTERVAL, "max_auc_loss": 0.1}, None),
     ],
 )
-def test_what_nothing_would_go_by_is_refused(settings, message):
+def test_settings_without_effect_raise(settings, message):
     if message is None:
         EngineSettings(**settings)
         return
@@ -124,17 +124,17 @@ def test_what_nothing_would_go_by_is_refused(settings, message):
 
 
 @pytest.mark.parametrize("policies", [[BY_DRIFT], [BY_INTERVAL], [MaskGradients()]], ids=str)
-def test_what_may_be_set_may_be_set_of_its_dry_run(policies):
+def test_dry_run_accepts_same_settings(policies):
     for dry_run in (False, True):
         EngineSettings(policies, saturation=Saturation("l2"), dry_run=dry_run)
 
 
-def test_one_of_a_kind_needs_no_list():
+def test_single_policy_needs_no_list():
     assert EngineSettings(DeferGradients()) == EngineSettings([DeferGradients()])
     assert EngineSettings() == EngineSettings([], Window(), HotSet())
 
 
-def test_ways_to_save_share_max_auc_loss():
+def test_max_auc_loss_is_divided_among_policy_kinds():
     def each(*policies):
         return EngineSettings(policies, max_auc_loss=0.002).max_auc_loss_each
 
@@ -156,7 +156,7 @@ def test_ways_to_save_share_max_auc_loss():
         ([BY_DRIFT], {"revisit_every": 0}, 0),
     ],
 )
-def test_probes_come_as_the_policies_need_them(policies, settings, windows):
+def test_probes_follow_needs_of_policies(policies, settings, windows):
     saturation = Saturation(**settings) if settings else None
     assert EngineSettings(policies, saturation=saturation).probes_every == windows
 
@@ -175,12 +175,12 @@ def test_probes_come_as_the_policies_need_them(policies, settings, windows):
     ],
     ids=str,
 )
-def test_what_is_measured_is_what_the_policies_need(policies, go_by_keys):
+def test_hot_keys_are_tracked_only_if_policies_need_them(policies, go_by_keys):
     settings = EngineSettings(policies)
     assert settings.goes_by_keys == go_by_keys and not settings.needs_losses
 
 
-def test_max_auc_loss_and_estimates_need_losses():
+def test_max_auc_loss_and_estimates_require_losses():
     assert EngineSettings(BY_DRIFT, max_auc_loss=0.1).needs_losses
     estimating = EngineSettings(BY_DRIFT, dry_run=DryRun(estimates_cost=True))
     assert estimating.needs_losses and estimating.dry_run is True
@@ -202,13 +202,13 @@ def test_max_auc_loss_and_estimates_need_losses():
         (EngineSettings(BY_LOSS), Begins(0.5, 1), "none", False),
     ],
 )
-def test_the_rule_of_examples_in_a_window(settings, begins, mode, may_skip):
+def test_classifier_settings_follow_policies(settings, begins, mode, may_skip):
     states = {type(policy).__name__: policy.initial_state() for policy in settings.policies}
     rule, found = settings.classifier_settings(states, begins)
     assert (rule["mode"], found) == (mode, may_skip)
 
 
-def test_all_settings_can_be_had_as_json():
+def test_all_settings_convert_to_json():
     settings = EngineSettings(
         [BY_LOSS, DeferGradients()], Window(7), HotSet("64MiB"), max_auc_loss=0.1
     )

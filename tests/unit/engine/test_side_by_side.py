@@ -53,7 +53,7 @@ def end_windows(metric: str, policy: str):
 
 @pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
 @pytest.mark.parametrize("metric", ["linf", "l2"])
-def test_windows_end_alike_whatever_the_threads(monkeypatch, metric, policy):
+def test_window_end_is_independent_of_threads(monkeypatch, metric, policy):
     monkeypatch.setattr(tracker, "FEW_KEYS", 0)
     results = []
     for threads in (1, 2, 8):
@@ -65,12 +65,12 @@ def test_windows_end_alike_whatever_the_threads(monkeypatch, metric, policy):
         tf.nest.map_structure(np.testing.assert_array_equal, other[1:], results[0][1:])
 
 
-def test_two_are_worked_on_at_once():
+def test_two_items_run_concurrently():
     meet = threading.Barrier(2, timeout=60)
     assert len(for_each(lambda _: meet.wait(), 2, range(4))) == 4
 
 
-def test_a_window_of_many_keys_works_on_tables_at_once(monkeypatch):
+def test_large_window_end_processes_tables_concurrently(monkeypatch):
     used = []
     original = for_each
 
@@ -87,7 +87,7 @@ def test_a_window_of_many_keys_works_on_tables_at_once(monkeypatch):
     assert 3 in used
 
 
-def test_results_are_in_order_and_the_first_error_is_raised():
+def test_results_keep_order_and_first_error_is_raised():
     assert for_each(lambda a, b: a - b, 3, [5, 6, 7], [1, 2, 3]) == [4, 4, 4]
     for threads in (1, 4):
         ended = []
@@ -104,7 +104,7 @@ def test_results_are_in_order_and_the_first_error_is_raised():
 
 
 @pytest.mark.parametrize("started", [0, 1])
-def test_where_no_more_threads_are_to_be_had_those_there_do_all(monkeypatch, started):
+def test_started_threads_finish_all_work_if_thread_start_fails(monkeypatch, started):
     real, starts = threading.Thread.start, []
 
     def start(thread: threading.Thread) -> None:
@@ -118,7 +118,7 @@ def test_where_no_more_threads_are_to_be_had_those_there_do_all(monkeypatch, sta
     assert len(starts) == started
 
 
-def test_one_table_at_a_time_with_ranks_or_a_store_that_takes_no_more(monkeypatch):
+def test_tables_run_sequentially_with_ranks_or_sequential_store(monkeypatch):
     monkeypatch.setattr(
         tracked_table.tf.config.threading, "get_intra_op_parallelism_threads", lambda: 3
     )

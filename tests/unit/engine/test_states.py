@@ -77,13 +77,13 @@ TRANSITIONS = [
 @pytest.mark.parametrize(
     ("before", "last", "are_masked", "measured", "after", "drift"), TRANSITIONS
 )
-def test_transition(before, last, are_masked, measured, after, drift):
+def test_transition_gives_expected_state(before, last, are_masked, measured, after, drift):
     result = advance(one_key(before, last), [7], {7: measured}, 2.0, 9, are_masked=are_masked)
     assert as_rows(result) == as_rows(one_key(after, drift))
 
 
 @pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
-def test_who_leaves_or_is_evicted_is_forgotten(before):
+def test_state_of_cold_or_evicted_key_is_dropped(before):
     states = one_key(before, 1.0)
     assert advance(states, [8], {7: 1.0}, 2.0, 9).keys.tolist() == [8]
     entered = one_key(WARMING, NAN)
@@ -93,20 +93,20 @@ def test_who_leaves_or_is_evicted_is_forgotten(before):
 
 @pytest.mark.parametrize("before", [WARMING, VARYING, SATURATED, PROBING])
 @pytest.mark.parametrize("threshold", [0.0, 1e-60])  # As a float32, 1e-60 is 0.
-def test_without_a_threshold_nothing_is_saturated(before, threshold):
+def test_no_key_is_saturated_without_threshold(before, threshold):
     result = advance(one_key(before, 0.0), [7], {7: 0.0}, threshold, 9)
     assert result.states.tolist() == [VARYING]
     assert effective_drifts(result, threshold).tolist() == [0.0]
 
 
-def test_threshold_beyond_float32():
+def test_threshold_beyond_float32_is_accepted():
     result = advance(one_key(VARYING, 0.0), [7], {7: 3e38}, 1e300, 9)
     assert result.states.tolist() == [SATURATED]
     assert advance(result, [7], {7: 3e38}, 3.1e38, 10).states.tolist() == [SATURATED]
     assert advance(result, [7], {7: INF}, 1e300, 10).states.tolist() == [VARYING]
 
 
-def test_a_key_warms_for_one_window():
+def test_key_warms_up_for_one_window():
     states, seen = KeyStates.empty(), []
     for window in range(3):
         states = advance(states, [7], dict.fromkeys(states.keys, 0.1), 1.0, window)
@@ -114,7 +114,7 @@ def test_a_key_warms_for_one_window():
     assert seen == [WARMING, SATURATED, SATURATED]
 
 
-def test_without_probes_a_masked_key_stays():
+def test_masked_key_stays_masked_without_probes():
     states = one_key(SATURATED, 1.0)
     for window in range(9, 200):
         states = advance(states, [7], {7: 0.0}, 2.0, window, are_masked=True)
@@ -182,7 +182,7 @@ def reference(before, hot, drifts, threshold, settings, probes):
 
 
 @given(history=histories, settings=settings)
-def test_equals_the_rules_key_by_key(history, settings):
+def test_transitions_equal_rules_per_key(history, settings):
     for _, before, drifts, threshold, after in run(history, settings):
         probes = set(after.keys[after.states == PROBING].tolist())
         hot = after.keys.tolist()
@@ -193,7 +193,7 @@ def test_equals_the_rules_key_by_key(history, settings):
 
 
 @given(history=histories, settings=settings)
-def test_what_always_holds(history, settings):
+def test_invariants_hold_for_random_histories(history, settings):
     for _, _, _, threshold, states in run(history, settings):
         has_run = np.isin(states.states, [SATURATED, PROBING])
         assert np.isfinite(states.drift[has_run]).all()
@@ -203,7 +203,7 @@ def test_what_always_holds(history, settings):
 
 
 @given(history=histories, settings=settings)
-def test_is_pure(history, settings):
+def test_advance_does_not_change_its_arguments(history, settings):
     for window, before, drifts, threshold, after in run(history, settings):
         kept = as_rows(before)
         again = advance(before, after.keys.tolist(), drifts, threshold, window, **settings)
@@ -217,9 +217,7 @@ def test_is_pure(history, settings):
     are_masked=st.booleans(),
     first=st.integers(0, 1000),
 )
-def test_a_saturated_key_probes_once_in_any_probes_every_windows(
-    keys, probes_every, are_masked, first
-):
+def test_saturated_key_probes_once_per_probe_interval(keys, probes_every, are_masked, first):
     states, probing = advance(KeyStates.empty(), keys, {}, 1.0, first), []
     for window in range(first + 1, first + 1 + 3 * probes_every):
         drifts = dict.fromkeys(states.keys, 0.5)
@@ -232,7 +230,7 @@ def test_a_saturated_key_probes_once_in_any_probes_every_windows(
         assert (np.sum(probing[start : start + probes_every], axis=0) == 1).all()
 
 
-def test_deciding_drifts_are_the_last_free_ones():
+def test_deciding_drifts_are_last_unmasked_drifts():
     states = KeyStates(
         np.array([1, 2, 3, 4, 5], np.int64),
         np.array([WARMING, VARYING, SATURATED, PROBING, SATURATED], np.uint8),
@@ -245,7 +243,7 @@ def test_deciding_drifts_are_the_last_free_ones():
     assert deciding.dtype == np.float32
 
 
-def test_effective_drifts_keep_hot_inputs_hot():
+def test_effective_drifts_exclude_non_saturated_keys_from_skipping():
     states = KeyStates(
         np.arange(6),
         np.array([WARMING, WARMING, VARYING, SATURATED, SATURATED, PROBING], np.uint8),
@@ -254,7 +252,7 @@ def test_effective_drifts_keep_hot_inputs_hot():
     assert effective_drifts(states, 2.0).tolist() == [INF, 2.0, 3.0, 0.5, 1.5, 2.0]
 
 
-def test_counts_and_keys_per_state():
+def test_keys_are_counted_per_state():
     states = advance(KeyStates.empty(), [3, 1], {}, 1.0, 0)
     states = advance(states, [1, 2, 3], {1: 0.5, 3: 2.0}, 1.0, 1)
     assert states.counts() == {"warming": 1, "varying": 1, "saturated": 1, "probing": 0}
@@ -275,7 +273,7 @@ def test_counts_and_keys_per_state():
         ({"hot_keys": np.array([1.0])}, "Invalid `keys`: 'float64"),
     ],
 )
-def test_bad_arguments(changes, message):
+def test_invalid_arguments_raise(changes, message):
     arguments = {
         "hot_keys": np.array([7]),
         "drifted_keys": np.array([7]),
@@ -288,7 +286,7 @@ def test_bad_arguments(changes, message):
         next_states(**{**arguments, **changes})
 
 
-def test_states_must_match_their_keys():
+def test_states_of_wrong_length_raise():
     with pytest.raises(ValueError, match="Invalid `states`"):
         dataclasses.replace(one_key(VARYING, 1.0), states=np.zeros(2, np.uint8))
     with pytest.raises(ValueError, match="Invalid `drift`"):

@@ -55,19 +55,19 @@ def run(windows, planned=30_000, kept=0, **settings):
     ]
 
 
-def test_without_max_auc_loss_the_target_stands():
+def test_without_max_auc_loss_target_is_unchanged():
     steerer = Steerer(engine_settings("skip_examples", fraction=0.4))
     for losses in (NOTHING, statistics([0.1, 0.2])):
         assert steerer.next(work(losses), None) == Steering(0.4)
 
 
-def test_max_auc_loss_needs_the_planned_inputs():
+def test_max_auc_loss_requires_planned_examples():
     steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.1))
     steering = steerer.next(work(statistics([0.1])), None)
     assert steering.fraction == 0.0 and "planned_steps" in steering.plan
 
 
-def test_max_auc_loss_needs_a_curve_and_then_bounds_the_share():
+def test_max_auc_loss_bounds_fraction_once_curve_is_known():
     found = run(12, max_auc_loss=0.004)
     assert [steering.fraction for steering in found[:5]] == [0.0] * 5
     assert "fewer than 5 windows" in found[3].plan
@@ -80,19 +80,19 @@ def test_max_auc_loss_needs_a_curve_and_then_bounds_the_share():
     assert last.predicted_cost == pytest.approx(0.004, rel=0.02)
 
 
-def test_a_larger_loss_allows_more_up_to_the_target():
+def test_larger_loss_allows_more_up_to_target():
     shares = [run(12, max_auc_loss=b, fraction=0.6)[-1].fraction for b in (0.001, 0.01, 1.0)]
     assert 0.0 < shares[0] < shares[1] < shares[2] == 0.6
 
 
-def test_windows_of_one_label_are_no_points_of_the_curve():
+def test_windows_with_single_label_are_not_curve_points():
     steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.5, skip_keep_rate=0.5))
     for _ in range(12):
         steering = steerer.next(work(statistics(np.full(1000, 0.5))), 30_000)
     assert steering.fraction == 0.0 and "fewer than 5 windows" in steering.plan
 
 
-def test_the_share_is_one_of_hot_inputs():
+def test_skip_fraction_refers_to_hot_examples():
     # The plan counts all examples. If half of them are hot, the fraction of hot examples doubles.
     settings = engine_settings("skip_examples", max_auc_loss=0.002)
     steerers = [Steerer(settings) for _ in range(2)]
@@ -105,7 +105,7 @@ def test_the_share_is_one_of_hot_inputs():
     assert steerers[0].next(work(curve_losses(12), hot=0), 30_000).fraction == 0.0
 
 
-def test_skipped_examples_use_up_the_allowed_loss():
+def test_skipped_examples_use_up_allowed_loss():
     settings = engine_settings("skip_examples", max_auc_loss=0.004, skip_keep_rate=0.5)
     idle, spending = Steerer(settings), Steerer(settings)
     for window in range(12):
@@ -115,7 +115,7 @@ def test_skipped_examples_use_up_the_allowed_loss():
     assert 0.0 < spent.fraction < saved.fraction
 
 
-def test_skipped_inputs_of_little_value_cost_little():
+def test_skipped_examples_of_low_value_cost_little():
     shares = []
     for kept_loss in (0.5, 0.05):
         steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.002, skip_keep_rate=0.5))
@@ -126,14 +126,14 @@ def test_skipped_inputs_of_little_value_cost_little():
     assert 0.0 < shares[0] < shares[1]
 
 
-def test_windows_that_keep_nothing_of_what_they_skip_are_no_points_of_the_curve():
+def test_windows_without_kept_skippable_examples_are_not_curve_points():
     steerer = Steerer(engine_settings("skip_examples", max_auc_loss=0.004))
     for window in range(12):
         steering = steerer.next(work(curve_losses(window), skipped=100), 30_000)
     assert "fewer than 5 windows" in steering.plan
 
 
-def test_masked_rows_are_a_share_of_their_inputs():
+def test_masked_rows_count_as_fraction_of_examples():
     steerer = Steerer(engine_settings("mask_gradients", max_auc_loss=0.004))
     for window in range(7):
         steering = steerer.next(work(curve_losses(window), offered=100), 30_000)

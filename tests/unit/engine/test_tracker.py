@@ -98,7 +98,7 @@ def one_window(store, tracker, user_drifts):
 DRIFTS = {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
 
 
-def test_finds_saturated_keys_and_skips_the_target_share():
+def test_tracker_finds_saturated_keys_and_skips_target_fraction():
     store, tracker = make()
     assert not one_window(store, tracker, DRIFTS).any()
     first = tracker.end_window()
@@ -123,7 +123,7 @@ def test_finds_saturated_keys_and_skips_the_target_share():
     assert tracker.reports == (first, second, third)
 
 
-def test_step_ends_windows():
+def test_step_ends_window_at_window_length():
     store, tracker = make()
     one_window(store, tracker, DRIFTS)
     reports = [tracker.step() for _ in range(25)]
@@ -150,7 +150,7 @@ def test_warmup_skips_nothing_but_reports_the_threshold():
     np.testing.assert_array_equal(one_window(store, tracker, DRIFTS), [True, True, False, False])
 
 
-def test_without_policies_it_only_reports():
+def test_tracker_without_policies_only_reports():
     store = SmallStore("user", "item")
     settings = EngineSettings(window=Window(10, warmup=0))
     tracker = SaturationTracker(store, settings, SPECS)
@@ -162,7 +162,7 @@ def test_without_policies_it_only_reports():
 
 
 @pytest.mark.parametrize("warmup", [0, 10])
-def test_random_shares_count_windows_from_the_end_of_the_warmup(warmup):
+def test_random_fractions_start_after_warmup(warmup):
     store, tracker = make(random_fractions=(1.0, 0.0), warmup=warmup)
     skipped = []
     for _ in range(4):
@@ -173,11 +173,11 @@ def test_random_shares_count_windows_from_the_end_of_the_warmup(warmup):
     assert random_fractions(tracker.reports) == (1.0, 0.0, 0.0, 0.0)[: 4 - first]
 
 
-def test_random_shares_of_no_window():
+def test_random_fractions_without_windows_are_zero():
     assert random_fractions([]) == (0.0,)
 
 
-def test_anomalies_stay_varying():
+def test_anomalous_keys_are_not_saturated():
     store, tracker = make(fraction=1.0)
     one_window(store, tracker, DRIFTS)
     tracker.end_window()
@@ -188,7 +188,7 @@ def test_anomalies_stay_varying():
     np.testing.assert_array_equal(one_window(store, tracker, DRIFTS), [True, False, False, True])
 
 
-def test_evicted_keys_are_dropped_and_start_cold():
+def test_evicted_keys_are_dropped_and_restart_cold():
     store, tracker = make(fraction=1.0)
     one_window(store, tracker, DRIFTS)
     tracker.end_window()
@@ -200,7 +200,7 @@ def test_evicted_keys_are_dropped_and_start_cold():
     np.testing.assert_array_equal(one_window(store, tracker, DRIFTS), [True, True, True, False])
 
 
-def test_hot_set_follows_counts_within_the_budget():
+def test_hot_set_follows_counts_within_budget():
     store, tracker = make(hot_set_memory=3 * DIM * 4 + 1, count_decay=0.0)
     store.train("user", {7: 0.0}, accesses=9)
     store.train("user", {6: 0.0, 5: 0.0}, accesses=5)
@@ -216,7 +216,7 @@ def test_hot_set_follows_counts_within_the_budget():
     assert [states.keys.tolist() for states in tracker.states.values()] == [[7], [1, 2]]
 
 
-def test_cap_is_reported():
+def test_threshold_cap_is_reported():
     store, tracker = make(max_threshold=0.25)
     for _ in range(2):
         one_window(store, tracker, DRIFTS)
@@ -225,7 +225,7 @@ def test_cap_is_reported():
     assert report.threshold <= 0.25
 
 
-def test_only_tables_of_the_features_are_tracked():
+def test_only_tables_of_features_are_tracked():
     store = SmallStore("other", "item", "user")
     _, tracker = make(store=store)
     assert tracker.classifier.tables == ("item", "user")
@@ -234,14 +234,14 @@ def test_only_tables_of_the_features_are_tracked():
     assert tracker.end_window().next_hot_keys == 5
 
 
-def test_an_empty_store_and_no_inputs():
+def test_empty_store_and_empty_windows_are_accepted():
     _, tracker = make()
     for _ in range(3):
         report = tracker.end_window()
     assert report.threshold == 0.0 and report.hot_keys == 0 and not report.is_skipping
 
 
-def test_report_is_frozen_and_json():
+def test_report_is_frozen_and_converts_to_json():
     store, tracker = make()
     for _ in range(2):
         one_window(store, tracker, DRIFTS)
@@ -253,7 +253,7 @@ def test_report_is_frozen_and_json():
     assert report.seconds > 0
 
 
-def test_bad_features():
+def test_invalid_features_raise():
     with pytest.raises(ValueError, match=r"Invalid `table`: 'shop' for feature 'x'.*user, item"):
         SaturationTracker(SmallStore("user", "item"), EngineSettings(), [FeatureSpec("x", "shop")])
     with pytest.raises(ValueError, match="Invalid `specs`"):

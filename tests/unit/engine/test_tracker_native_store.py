@@ -49,7 +49,7 @@ def train(*policies, **settings):
     return store, tracker, trained
 
 
-def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
+def test_skipping_starts_after_warmup_and_repeats_bitwise():
     runs = [train("skip_examples", fraction=0.3, warmup=60) for _ in range(2)]
     (store, tracker, trained), (other_store, other_tracker, _) = runs
     reports = tracker.reports
@@ -69,7 +69,7 @@ def test_skips_after_the_warmup_counts_every_input_and_repeats_bitwise():
 
 @pytest.mark.parametrize("metric", ["linf", "l2"])
 @pytest.mark.parametrize("policy", ["skip_examples", "mask_gradients"])
-def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, metric, policy):
+def test_window_end_is_independent_of_hot_key_order(monkeypatch, metric, policy):
     def run(by_key):
         monkeypatch.setattr(NativeStore, "lists_hot_keys_by_key", by_key)
         store, tracker, _ = train(policy, drift_metric=metric, fraction=0.3, warmup=60)
@@ -85,7 +85,7 @@ def test_windows_end_alike_in_whatever_order_hot_keys_are_listed(monkeypatch, me
 
 
 @pytest.mark.parametrize("metric", ["linf", "l2"])
-def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch, metric):
+def test_window_end_is_equal_without_one_pass_measure(monkeypatch, metric):
     def run():
         store, tracker, _ = train("mask_gradients", drift_metric=metric, fraction=0.3, warmup=60)
         reports = [dataclasses.replace(r, seconds=0.0) for r in tracker.reports]
@@ -99,7 +99,7 @@ def test_windows_end_alike_where_a_store_cannot_measure_in_one_pass(monkeypatch,
     tf.nest.map_structure(np.testing.assert_array_equal, at_once[1], one_by_one[1])
 
 
-def test_random_control_skips_the_same_share():
+def test_random_control_skips_same_fraction():
     _, tracker, trained = train("skip_examples", fraction=0.5, warmup=40)
     _, _, control = train(random_fractions=random_fractions(tracker.reports), warmup=40)
     assert control == pytest.approx(trained, rel=0.02)

@@ -76,7 +76,7 @@ def by_state(states):
     }
 
 
-def test_keys_below_the_quantile_of_the_scores_are_saturated():
+def test_keys_below_score_quantile_are_saturated():
     decision = decide(settings(), findings(), Steering(0.5))
     assert decision.found.threshold == np.float32(0.3)
     assert decision.policies == {"SkipExamples": {}}
@@ -85,18 +85,18 @@ def test_keys_below_the_quantile_of_the_scores_are_saturated():
     assert by_state(item) == {9: "warming"}, "an evicted key starts again"
 
 
-def test_the_budget_takes_the_most_accessed_keys_of_all_tables():
+def test_budget_selects_most_accessed_keys_of_all_tables():
     decision = decide(settings(hot_set_memory=3 * 4 * DIM), findings(), Steering(0.5))
     assert [states.keys.tolist() for states in decision.states] == [[1, 2, 3], []]
 
 
-def test_without_candidates_there_is_no_hot_set():
+def test_hot_set_is_empty_without_candidates():
     found = findings(candidates=None, policies={"DeferGradients": {}})
     decision = decide(engine_settings("defer_gradients"), found, Steering(0.5))
     assert decision.states is None and decision.found.threshold == 0.0
 
 
-def test_predicted_losses_have_a_share_of_their_own():
+def test_predicted_loss_has_separate_fraction():
     chosen = EngineSettings(
         [
             slip.SkipExamples(slip.PredictedLoss("label", min_keep_probability=0.1)),
@@ -120,7 +120,7 @@ def test_predicted_losses_have_a_share_of_their_own():
 
 
 @pytest.mark.parametrize(("deciding", "state"), [(0.9, "varying"), (0.1, "saturated")])
-def test_a_key_is_judged_by_its_deciding_drift(deciding, state):
+def test_key_is_classified_by_deciding_drift(deciding, state):
     of_key = Measured(np.array([1]), np.zeros(1, np.float32), np.array([deciding], np.float32), 0)
     found = findings(
         states=[warming([1])],
@@ -138,7 +138,7 @@ def test_a_key_is_judged_by_its_deciding_drift(deciding, state):
     fraction=st.integers(0, 100),
     threads=st.sampled_from([1, 2]),
 )
-def test_equals_a_reference_and_changes_nothing(drift, fraction, threads):
+def test_window_end_equals_reference_and_is_pure(drift, fraction, threads):
     keys = np.arange(20)
     found = findings(
         states=[warming(keys)],
@@ -157,7 +157,7 @@ def test_equals_a_reference_and_changes_nothing(drift, fraction, threads):
     np.testing.assert_array_equal(drift, before)
 
 
-def test_report_tells_what_was_found_and_decided():
+def test_report_contains_findings_and_decisions():
     found, steering = findings(), Steering(0.5, "planned", 0.01, 0.3)
     decision = decide(settings(), found, steering)
     report = describe(
@@ -179,7 +179,7 @@ def test_report_tells_what_was_found_and_decided():
     assert (found.rows_offered, found.rows_masked) == (12, 2)
 
 
-def test_sampled_drifts_are_those_of_sampled_keys_that_are_hot() -> None:
+def test_sampled_drifts_belong_to_hot_sampled_keys() -> None:
     window = {
         "tables": np.array([0, 1, 0, 0, 1, 2, 0], np.int32),
         "keys": np.array([8, 9, 1, 8, 7, 5, 99]),
@@ -193,7 +193,7 @@ def test_sampled_drifts_are_those_of_sampled_keys_that_are_hot() -> None:
     np.testing.assert_array_equal(drift, np.array([0.1, np.nan, 0.7], np.float32))
 
 
-def test_samples_score_by_their_keys_as_by_all() -> None:
+def test_sample_scores_need_drifts_of_sampled_keys_only() -> None:
     classifier = InputClassifier(["a", "b"], alpha=0.75, seed=3)
     rng = np.random.default_rng(0)
     specs = [features.FeatureSpec("a", "a"), features.FeatureSpec("b", "b")]

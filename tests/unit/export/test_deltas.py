@@ -58,7 +58,7 @@ def predictions(path, inputs):
 
 
 @pytest.mark.parametrize("since", ["export", "token"])
-def test_the_old_export_and_the_delta_are_the_new_export(since, tmp_path):
+def test_delta_applied_to_old_export_equals_new_export(since, tmp_path):
     model = make_model()
     model.fit(*data(0, 30), verbose=0)
     export.saved_model(model, tmp_path / "1")
@@ -87,7 +87,7 @@ def test_the_old_export_and_the_delta_are_the_new_export(since, tmp_path):
     )
 
 
-def test_a_delta_has_the_rows_that_changed_and_no_other(tmp_path):
+def test_delta_contains_changed_rows_only(tmp_path):
     layer = make_layer()
     train(layer, np.arange(10))
     export.saved_model(layer, tmp_path / "1", signature=SPEC)
@@ -117,7 +117,7 @@ def test_a_delta_has_the_rows_that_changed_and_no_other(tmp_path):
     np.testing.assert_array_equal(predictions(tmp_path / "1", {"inputs": keys}), layer(keys))
 
 
-def test_nothing_changed(tmp_path):
+def test_delta_without_changes_is_empty(tmp_path):
     layer = make_layer()
     train(layer, np.arange(10))
     export.saved_model(layer, tmp_path / "1", signature=SPEC)
@@ -129,7 +129,7 @@ def test_nothing_changed(tmp_path):
     np.testing.assert_array_equal(predictions(tmp_path / "1", {"inputs": keys}), layer(keys))
 
 
-def test_keys_that_left_a_bounded_table_are_gone(tmp_path):
+def test_delta_removes_evicted_keys(tmp_path):
     layer = make_layer(retention=Retention(8))
     train(layer, np.arange(8))
     export.saved_model(layer, tmp_path / "1", signature=SPEC)
@@ -143,7 +143,7 @@ def test_keys_that_left_a_bounded_table_are_gone(tmp_path):
     np.testing.assert_array_equal(predictions(tmp_path / "1", {"inputs": keys}), layer(keys))
 
 
-def test_hot_keys_only(tmp_path):
+def test_delta_of_hot_keys_only(tmp_path):
     layer = make_layer()
     train(layer, np.arange(20))
     export.saved_model(layer, tmp_path / "1", keys={"a": [1, 2, 3]}, signature=SPEC)
@@ -157,7 +157,7 @@ def test_hot_keys_only(tmp_path):
     )
 
 
-def test_a_delta_is_applied_without_the_op_library(tmp_path):
+def test_delta_applies_without_op_library(tmp_path):
     layer = make_layer()
     export.saved_model(layer, tmp_path / "1", signature=SPEC)
     train(layer, np.arange(20))
@@ -189,7 +189,7 @@ CONTENTS = st.dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(before=CONTENTS, now=CONTENTS, shared=CONTENTS)
-def test_changes_lead_from_any_rows_to_any_others(tmp_path_factory, before, now, shared):
+def test_random_changes_round_trip(tmp_path_factory, before, now, shared):
     old, new = rows_of({**before, **shared}, 2), rows_of({**shared, **now}, 2)
     found = changes(old, new)
     for key, row in zip(found.keys, found.rows, strict=True):
@@ -203,7 +203,7 @@ def test_changes_lead_from_any_rows_to_any_others(tmp_path_factory, before, now,
     assert result.digest == new.digest
 
 
-def test_what_does_not_fit(tmp_path):
+def test_invalid_delta_arguments_raise(tmp_path):
     layer = make_layer()
     train(layer, np.arange(5))
     export.saved_model(layer, tmp_path / "1", signature=SPEC)
@@ -243,7 +243,7 @@ def test_what_does_not_fit(tmp_path):
     np.testing.assert_array_equal(predictions(tmp_path / "1", keys), before)
 
 
-def test_weights_of_other_types_and_a_layer_within_a_model(tmp_path):
+def test_delta_supports_other_weight_types_and_nested_layer(tmp_path):
     layer = make_layer()
     keys = keras.Input((2,), dtype="int64")
     hidden = keras.layers.Dense(3, dtype="bfloat16")(keras.layers.Flatten()(layer(keys)))
@@ -266,7 +266,7 @@ def test_weights_of_other_types_and_a_layer_within_a_model(tmp_path):
     np.testing.assert_array_equal(predictions(tmp_path / "1", {"inputs": batch}), new)
 
 
-def test_weights_that_do_not_fit(tmp_path):
+def test_mismatched_weights_raise(tmp_path):
     model = make_model()
     export.saved_model(model, tmp_path / "1")
     export.delta(model, tmp_path / "delta", since=tmp_path / "1")

@@ -56,7 +56,7 @@ def assert_same(ours, theirs):
 
 @pytest.mark.parametrize("initializer", ["RandomUniform", "RandomNormal", "Zeros", "Constant"])
 @pytest.mark.parametrize("seed", [0, -5, (1 << 63) - 1])
-def test_initial_rows_are_those_of_the_tables(initializer, seed):
+def test_initial_rows_equal_table_rows(initializer, seed):
     values = {"RandomUniform": (-0.3, 0.1, seed), "RandomNormal": (0.1, 0.7, seed)}
     values["Constant"] = (0.3,)
     start = getattr(initializers, initializer)(*values.get(initializer, ()))
@@ -72,7 +72,7 @@ def test_initial_rows_are_those_of_the_tables(initializer, seed):
         np.testing.assert_array_equal(rows, expected)
 
 
-def test_many_uniform_rows_are_the_same_bits():
+def test_uniform_initial_rows_are_bitwise_equal():
     config = Table("t", 16, initializer=initializers.RandomUniform(seed=11))
     keys = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, 5000)
     expected = EmbeddingCollection([config], RULE).store.gather("t", keys)[0]
@@ -81,7 +81,7 @@ def test_many_uniform_rows_are_the_same_bits():
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("combiner", COMBINERS)
-def test_every_kind_of_feature_gives_what_the_layer_gives(combiner, stacked, tmp_path):
+def test_exported_features_equal_layer_output(combiner, stacked, tmp_path):
     names = ("one", "padded", "ragged", "weighted", "ragged_weighted", "one_weighted", "narrow")
     tables = dict(zip(names, "abaabbb", strict=True))
     layer = trained_layer(
@@ -136,7 +136,7 @@ def test_every_kind_of_feature_gives_what_the_layer_gives(combiner, stacked, tmp
         np.testing.assert_array_equal(expected["one"], loaded.serve(tensors)["one"])
 
 
-def test_a_layer_by_itself_and_what_it_leaves(tmp_path):
+def test_layer_export_leaves_layer_unchanged(tmp_path):
     layer = trained_layer()
     store, sizes = layer.store, layer.store.size("a")
     spec = tf.TensorSpec([None, 2], tf.int64)
@@ -149,7 +149,7 @@ def test_a_layer_by_itself_and_what_it_leaves(tmp_path):
     assert loaded.serve(tf.zeros([0, 2], tf.int64)).shape == (0, 2, 4)
 
 
-def test_tables_without_rows(tmp_path):
+def test_empty_tables_are_exported(tmp_path):
     layer = trained_layer(seen=0)
     loaded = served(layer, tmp_path, signature=tf.TensorSpec([None, 2], tf.int64))
     keys = np.arange(8).reshape(4, 2)
@@ -175,7 +175,7 @@ def trained_dlrm():
     return model
 
 
-def test_a_click_model_tells_its_inputs(tmp_path):
+def test_click_model_exports_without_signature(tmp_path):
     model = trained_dlrm()
     loaded = served(model, tmp_path)
     inputs, _ = click_data()
@@ -188,7 +188,7 @@ def test_a_click_model_tells_its_inputs(tmp_path):
     assert np.isfinite(model.fit(*click_data(), verbose=0).history["loss"][0])
 
 
-def test_a_click_model_with_tables_of_several_dimensions(tmp_path):
+def test_click_model_with_tables_of_different_dims_is_exported(tmp_path):
     layer = trained_layer(dims=(4, 2))
     model = DCNv2(layer, 0, deep=[4])
     loaded = served(model, tmp_path)
@@ -199,7 +199,7 @@ def test_a_click_model_with_tables_of_several_dimensions(tmp_path):
     np.testing.assert_allclose(outputs["outputs"], model({"keys": keys}), atol=1e-6)
 
 
-def test_models_of_ones_own(tmp_path):
+def test_custom_models_are_exported(tmp_path):
     layer = trained_layer()
     lookup = keras.layers.StringLookup(vocabulary=["red", "blue"])
     keys = keras.Input((2,), dtype="int64", name="keys")
@@ -228,7 +228,7 @@ def test_models_of_ones_own(tmp_path):
     np.testing.assert_allclose(loaded.serve(batch), own(batch), atol=1e-6)
 
 
-def test_two_layers_with_tables_of_one_name(tmp_path):
+def test_layers_with_equal_table_names_are_exported(tmp_path):
     first, second = trained_layer(name="first"), trained_layer(seen=9, name="second")
     keys = keras.Input((2,), dtype="int64")
     model = keras.Model(keys, [first(keys), second(keys)])
@@ -244,7 +244,7 @@ def test_two_layers_with_tables_of_one_name(tmp_path):
     assert sorted(outputs) == ["outputs_0", "outputs_1"]
 
 
-def test_keys_that_are_not_exported_give_their_initial_rows(tmp_path):
+def test_unexported_keys_have_initial_rows(tmp_path):
     layer = trained_layer()
     hot = layer.store.hot_keys("a", 5)[0]
     loaded = served(
@@ -263,7 +263,7 @@ def test_keys_that_are_not_exported_give_their_initial_rows(tmp_path):
     np.testing.assert_array_equal(outputs[:, 1], layer(keys)[:, 1])
 
 
-def test_deferred_gradients_are_in(tmp_path):
+def test_export_includes_deferred_gradients(tmp_path):
     from slipstream_tf.ops.update_policy import UpdatePolicy
 
     layer = trained_layer()
@@ -322,7 +322,7 @@ np.savez("outputs.npz", outputs=outputs, again=again)
 """
 
 
-def test_it_loads_in_a_process_without_this_package(tmp_path):
+def test_export_loads_without_this_package(tmp_path):
     model = trained_dlrm()
     export.saved_model(model, tmp_path / "1")
     inputs, _ = click_data()
@@ -343,7 +343,7 @@ def test_it_loads_in_a_process_without_this_package(tmp_path):
     np.testing.assert_array_equal(outputs["again"], outputs["outputs"])
 
 
-def test_what_cannot_be_exported(tmp_path):
+def test_unsupported_export_raises(tmp_path):
     layer = trained_layer()
     spec = tf.TensorSpec([None, 2], tf.int64)
     with pytest.raises(ValueError, match=r"Invalid `model`.*EmbeddingCollection"):

@@ -42,31 +42,31 @@ def stepped(optimizer):
     [{"clipnorm": 0.02}, CLIPS, {"clipvalue": 0.002}, {"gradient_accumulation_steps": 4}],
     ids=str,
 )
-def test_a_setting_that_needs_all_gradients(settings):
+def test_optimizer_setting_over_all_gradients_switches_to_step(settings):
     model = train(make_model(keras.optimizers.Adam(**settings)))
     assert layer_of(model).apply == "step"
     assert_same(model, contents(stepped(keras.optimizers.Adam(**settings))))
 
 
-def test_loss_scaling():
+def test_loss_scale_optimizer_switches_to_step():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     assert_same(train(make_model(optimizer)), contents(stepped("sgd")))
 
 
-def test_nothing_changes_without_one():
+def test_plain_optimizer_keeps_backward():
     model = train(make_model("adam"))
     assert layer_of(model).apply == "backward"
     assert not isinstance(model.optimizer, type(CombinedOptimizer("adam")))
     assert_same(model, contents(train(plain_model_of("adam"))))
 
 
-def test_a_step_optimizer_is_followed():
+def test_combined_optimizer_switches_to_step():
     model = train(make_model(CombinedOptimizer("sgd")))
     assert layer_of(model).apply == "step"
     assert_same(model, contents(stepped("sgd")))
 
 
-def test_compiled_again():
+def test_recompiling_switches_apply():
     """Each compile switches the anchors, which are weights of the model."""
     model = make_model(keras.optimizers.SGD(**CLIPS))
     names = [weight.path.split("/")[-1] for weight in layer_of(model).trainable_weights]
@@ -78,7 +78,7 @@ def test_compiled_again():
     train(model)
 
 
-def test_the_optimizer_stays_the_users():
+def test_user_optimizer_object_is_kept():
     """Changes of the user's learning rate reach the model.
 
     A second compile, for example after unfreezing layers, keeps the moments.
@@ -96,7 +96,7 @@ def test_the_optimizer_stays_the_users():
     assert not {name for name in differ(before, contents(model)) if not name.endswith("slots")}
 
 
-def test_what_configurations_do_not_have():
+def test_attributes_outside_optimizer_config_are_kept():
     optimizer = keras.optimizers.SGD(lambda: 0.1, **CLIPS)
     optimizer.special = 7
     model = train(make_model(optimizer))
@@ -104,7 +104,7 @@ def test_what_configurations_do_not_have():
 
 
 @pytest.mark.parametrize("wraps", [False, True])
-def test_the_optimizer_of_the_anchors_in_a_multi_optimizer(wraps):
+def test_apply_follows_optimizer_of_anchors_in_multi_optimizer(wraps):
     own = keras.optimizers.SGD(**CLIPS)
     own = CombinedOptimizer(own) if wraps else own
     other = keras.optimizers.SGD()
@@ -113,7 +113,7 @@ def test_the_optimizer_of_the_anchors_in_a_multi_optimizer(wraps):
     assert layer_of(model).apply == "step"
 
 
-def test_an_optimizer_that_was_used_elsewhere():
+def test_optimizer_used_by_other_model_raises():
     optimizer = keras.optimizers.SGD(**CLIPS)
     optimizer.build([keras.Variable(0.0)])
     model = make_model(optimizer)
@@ -121,21 +121,21 @@ def test_an_optimizer_that_was_used_elsewhere():
         train(model)
 
 
-def test_a_layer_that_says_where_stays_there():
+def test_explicit_apply_of_layer_is_kept():
     model = make_model(keras.optimizers.SGD(**CLIPS), make_layer(apply="backward"))
     assert layer_of(model).apply == "backward"
     with pytest.raises(ValueError, match=r"Invalid `global_clipnorm`.*slip.keras.Model"):
         train(model)
 
 
-def test_a_plain_model_is_told_of_ours():
+def test_error_for_plain_model_names_slip_model():
     model = plain_model_of(keras.optimizers.SGD(**CLIPS), make_layer())
     with pytest.raises(ValueError, match=r"Invalid `global_clipnorm`.*compile a slip.keras.Model"):
         train(model)
 
 
 @pytest.mark.parametrize("form", ["keras", "weights.h5", "checkpoint"])
-def test_files(form, tmp_path):
+def test_files_restore_apply_and_rows(form, tmp_path):
     model = train(make_model(keras.optimizers.Adam(0.01, **CLIPS)))
     path = str(tmp_path / f"model.{form}")
     if form == "keras":
@@ -156,7 +156,7 @@ def test_files(form, tmp_path):
         assert_same(train(loaded), contents(train(model)))
 
 
-def test_weights_travel():
+def test_get_and_set_weights_restore_rows():
     model = train(make_model(keras.optimizers.SGD(**CLIPS)))
     weights, before = model.get_weights(), contents(model)
     train(model)
@@ -164,7 +164,7 @@ def test_weights_travel():
     assert_same(model, before)
 
 
-def test_copies_follow_their_own_optimizer():
+def test_clones_follow_their_optimizer():
     model = train(make_model(keras.optimizers.SGD(**CLIPS)))
     copy = keras.models.clone_model(model)  # The clone is compiled like the model.
     assert layer_of(copy).apply == "step"
@@ -174,7 +174,7 @@ def test_copies_follow_their_own_optimizer():
     train(copy)
 
 
-def test_a_subclass_with_a_compile_of_its_own(tmp_path):
+def test_subclass_with_custom_compile_is_supported(tmp_path):
     @keras.saving.register_keras_serializable(package="tests", name="Compiles")
     class Compiles(slip.keras.Sequential):
         def compile(self, rate=0.1):
@@ -189,7 +189,7 @@ def test_a_subclass_with_a_compile_of_its_own(tmp_path):
     assert not hasattr(loaded, "optimizer")
 
 
-def test_models_within_models():
+def test_nested_models_follow_outer_optimizer():
     inner = make_model("sgd")
     keys = keras.Input((len(TABLES),), dtype="int64")
     outer = slip.keras.Model(keys, inner(keys))
@@ -197,7 +197,7 @@ def test_models_within_models():
     assert_same(train(outer).layers[-1], contents(stepped(keras.optimizers.SGD(**CLIPS))))
 
 
-def test_ranks():
+def test_distributed_optimizer_is_wrapped():
     """A `DistributedOptimizer` is wrapped unchanged."""
     comm = distributed.SingleProcess()
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(**CLIPS), comm)

@@ -56,7 +56,7 @@ def local_logs(model, prefix=""):
     return {prefix + k: float(v) for k, v in model.get_metrics_result().items()}
 
 
-def test_means_and_confusion_counts_are_those_of_all_inputs(run_as_ranks):
+def test_means_and_confusion_counts_cover_all_examples(run_as_ranks):
     random = np.random.default_rng(0)
     labels, predictions = random.integers(0, 2, 60), random.random(60).astype(np.float32)
     parts = [slice(0, 7), slice(7, 60), slice(60, 60)]
@@ -84,7 +84,7 @@ def test_means_and_confusion_counts_are_those_of_all_inputs(run_as_ranks):
         assert isinstance(logs["auc"], float)
 
 
-def test_training_and_validation_are_told_apart(run_as_ranks):
+def test_training_and_validation_logs_are_separate(run_as_ranks):
     def program(comm):
         model, metrics = Model(keras.metrics.Mean("loss")), GlobalMetrics(comm)
         (loss,) = model.metrics
@@ -108,7 +108,7 @@ def test_training_and_validation_are_told_apart(run_as_ranks):
         assert second == {"loss": 0.5}, "no validation in this epoch"
 
 
-def test_what_cannot_be_summed_is_left_alone_and_told_once(run_as_ranks, monkeypatch):
+def test_metrics_that_are_not_sums_are_kept_with_one_warning(run_as_ranks, monkeypatch):
     reported = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: reported.append(text % values))
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_summed_is_left_alone_and_told_once(run_as_ranks, monkeyp
     assert len(reported) == 2 and "['largest', 'averaged'] cannot be summed" in reported[0]
 
 
-def test_logs_of_a_train_step_of_the_models_own_stay(run_as_ranks):
+def test_logs_of_custom_train_step_are_kept(run_as_ranks):
     def program(comm):
         model = Model(keras.metrics.Mean("loss"))
         model.metrics[0].update_state(float(comm.rank))
@@ -137,7 +137,7 @@ def test_logs_of_a_train_step_of_the_models_own_stay(run_as_ranks):
     assert run_as_ranks(2, program) == [{"mine": 0.0}, {"mine": 1.0}]
 
 
-def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
+def test_ranks_with_different_metrics_keep_local_values(run_as_ranks, monkeypatch):
     reported = []
     monkeypatch.setattr(logging, "warning", lambda text, *values: reported.append(text % values))
 
@@ -151,7 +151,7 @@ def test_ranks_with_different_metrics_keep_theirs(run_as_ranks, monkeypatch):
     assert "different metrics" in reported[0]
 
 
-class Asks(SeesOtherCallbacks):
+class CallbackLister(SeesOtherCallbacks):
     """Requests the other callbacks when `fit` begins, optionally in a thread."""
 
     def __init__(self, is_in_thread: bool = False) -> None:
@@ -177,14 +177,18 @@ def own(found: list[Any]) -> list[Any]:
     return [callback for callback in found if not isinstance(callback, keras.callbacks.History)]
 
 
-def test_callbacks_of_the_same_fit_in_their_order() -> None:
-    first, asks, last = keras.callbacks.Callback(), Asks(), keras.callbacks.TerminateOnNaN()
+def test_other_callbacks_are_listed_in_order() -> None:
+    first, asks, last = (
+        keras.callbacks.Callback(),
+        CallbackLister(),
+        keras.callbacks.TerminateOnNaN(),
+    )
     fit([first, [asks, last]])
     assert own(asks.found) == [first, asks, last]
 
 
-def test_those_of_another_fit_are_not_beside() -> None:
-    asks, before, now = Asks(), keras.callbacks.Callback(), keras.callbacks.Callback()
+def test_callbacks_of_earlier_fit_are_not_listed() -> None:
+    asks, before, now = CallbackLister(), keras.callbacks.Callback(), keras.callbacks.Callback()
     kept = [asks, before]
     fit(kept)
     assert own(asks.found) == [asks, before]
@@ -192,21 +196,21 @@ def test_those_of_another_fit_are_not_beside() -> None:
     assert own(asks.found) == [asks, now]
 
 
-def test_alone_and_before_a_fit() -> None:
-    asks = Asks()
+def test_single_callback_lists_itself_only_during_fit() -> None:
+    asks = CallbackLister()
     assert asks.other_callbacks() == []
     fit(asks)
     assert own(asks.found) == [asks]
 
 
-def test_whoever_asks_is_told_the_same() -> None:
-    asks, other = Asks(is_in_thread=True), keras.callbacks.Callback()
+def test_callbacks_are_listed_from_other_thread() -> None:
+    asks, other = CallbackLister(is_in_thread=True), keras.callbacks.Callback()
     fit([other, asks])
     assert own(asks.found) == [other, asks]
 
 
-def test_a_list_of_keras_s_own_within_another() -> None:
-    first, asks = keras.callbacks.Callback(), Asks()
+def test_nested_callback_list_is_flattened() -> None:
+    first, asks = keras.callbacks.Callback(), CallbackLister()
     inner = keras.callbacks.CallbackList([asks])
     fit([first, inner])
     assert own(asks.found) == [first, inner, asks]

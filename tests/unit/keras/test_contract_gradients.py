@@ -35,14 +35,14 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
 @pytest.mark.parametrize("how", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
-def test_both_places_give_the_same_rows(rule, how):
+def test_backward_and_step_give_same_rows(rule, how):
     plain = train(make_model("adam", "backward", rule, **how))
     assert_same(train(make_model(CombinedOptimizer("adam"), "step", rule, **how)), contents(plain))
     assert int(layer_of(plain).store.export_table("user")["steps"][0]) == 8
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adagrad", "RMSprop", "Ftrl", "Lion", "Lamb", "Nadam"])
-def test_rows_are_updated_beside_any_optimizer(name):
+def test_rows_are_updated_with_any_dense_optimizer(name):
     """Note: TensorFlow prunes an update without dependents from the graph."""
     optimizer = getattr(keras.optimizers, name)(0.01)
     model = train(make_model(CombinedOptimizer(optimizer)))
@@ -85,7 +85,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("eager", [False, True])
-def test_settings_act_on_rows_as_on_dense_tables(settings, eager):
+def test_optimizer_settings_act_on_rows_like_dense_tables(settings, eager):
     rule = optimizers.SGD(RATE)
     theirs = OneHot(make_layer(rule))
     dense = model_of(keras.optimizers.SGD(RATE, **settings), theirs, run_eagerly=eager)
@@ -113,7 +113,7 @@ def operations(model):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_rows_that_were_only_collected_are_not_merged_again(settings):
+def test_collected_rows_are_not_merged_twice(settings):
     """Collected keys are unique and have norms, therefore another merge is unnecessary."""
     found = operations(make_model(CombinedOptimizer(keras.optimizers.SGD(RATE, **settings))))
     assert found.count("SlipstreamApplyRows") == 1
@@ -133,7 +133,7 @@ def test_accumulated_gradients_survive_an_epoch():
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:5], ids=str)
-def test_settings_that_would_miss_rows(settings):
+def test_optimizer_settings_that_would_miss_rows_raise(settings):
     (name, value), *_ = settings.items()
     model = make_model(keras.optimizers.SGD(**settings), "backward")
     with pytest.raises(ValueError, match=f"Invalid `{name}`: {value}.*CombinedOptimizer"):
@@ -142,7 +142,7 @@ def test_settings_that_would_miss_rows(settings):
 
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
-def test_weight_decay(apply):
+def test_weight_decay_requires_excluding_anchors(apply):
     def optimizer(excludes):
         made = keras.optimizers.AdamW(weight_decay=0.5)
         if excludes:
@@ -158,7 +158,7 @@ def test_weight_decay(apply):
 
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
-def test_use_ema(apply):
+def test_use_ema_raises(apply):
     optimizer = keras.optimizers.SGD(use_ema=True)
     model = make_model(CombinedOptimizer(optimizer) if apply == "step" else optimizer, apply)
     with pytest.raises(ValueError, match=r"Invalid `use_ema`: True.*rows have no moving average"):
@@ -173,7 +173,7 @@ def test_swap_ema_weights():
             model.fit(KEYS, LABELS, verbose=0, callbacks=[swap], validation_data=(KEYS, LABELS))
 
 
-def test_a_layer_and_an_optimizer_that_do_not_go_together():
+def test_mismatched_layer_and_optimizer_raise():
     with pytest.raises(
         ValueError, match=r"Invalid `optimizer`: 'Adam'.*slip.keras.CombinedOptimizer"
     ):
@@ -186,7 +186,7 @@ def test_a_layer_and_an_optimizer_that_do_not_go_together():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop", "Ftrl", "Lion"])
-def test_a_plain_optimizer_in_a_loop_of_ones_own_is_no_silent_loss(name):
+def test_plain_optimizer_in_custom_loop_raises(name):
     layer = make_layer(apply="step")
     optimizer = keras.optimizers.get(name)
     with tf.GradientTape() as tape:
@@ -205,19 +205,19 @@ def test_a_plain_optimizer_in_a_loop_of_ones_own_is_no_silent_loss(name):
     ],
     ids=str,
 )
-def test_bad_optimizers(given, message):
+def test_invalid_optimizers_raise(given, message):
     with pytest.raises(ValueError, match=f"Invalid `optimizer`: .*{message}"):
         CombinedOptimizer(given)
 
 
-def test_a_used_optimizer():
+def test_built_optimizer_raises():
     optimizer = keras.optimizers.SGD()
     optimizer.build([keras.Variable(0.0)])
     with pytest.raises(ValueError, match=r"`optimizer`: 'built SGD'.*not been built"):
         CombinedOptimizer(optimizer)
 
 
-def test_bad_places():
+def test_invalid_apply_raises():
     with pytest.raises(ValueError, match=r"Invalid `apply`: 'later' for layer 'tables'"):
         make_layer(apply="later")
 
@@ -246,7 +246,7 @@ def steps_of(comm, apply, settings, head, **placed):
 
 
 @pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 0.02}], ids=str)
-def test_replicated_ranks(run_as_ranks, settings):
+def test_replicated_ranks_equal_single_process(run_as_ranks, settings):
     """The ranks clip the same average as a single process."""
     head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
     one, other = run_as_ranks(2, lambda comm: steps_of(comm, "step", settings, head))
@@ -276,7 +276,7 @@ CLIPPED = [*SETTINGS[:4], {"gradient_accumulation_steps": 2, "global_clipnorm": 
 
 
 @pytest.mark.parametrize("settings", CLIPPED, ids=str)
-def test_sharded_ranks(run_as_ranks, settings):
+def test_sharded_ranks_equal_single_process(run_as_ranks, settings):
     """Clipping uses the norm of the rows on all ranks."""
     head = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
 
@@ -299,7 +299,7 @@ def test_sharded_ranks(run_as_ranks, settings):
         assert differ(train("backward"), together) == set()
 
 
-def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
+def test_nonfinite_loss_on_one_rank_stops_all_ranks(run_as_ranks):
     """Only the loss of rank 1 is NaN, but both ranks stop."""
     owned = distributed.sharded.owner_of(np.arange(100), 2)
 
@@ -322,7 +322,7 @@ def test_a_rank_without_a_finite_loss_stops_all(run_as_ranks):
     assert run_as_ranks(2, program) == [0, 0]
 
 
-def test_step_optimizers_in_files(tmp_path):
+def test_combined_optimizer_is_saved_and_loaded(tmp_path):
     optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.02)
     model = train(make_model(CombinedOptimizer(optimizer)))
     model.save(tmp_path / "model.keras")
@@ -333,7 +333,7 @@ def test_step_optimizers_in_files(tmp_path):
     assert_same(train(loaded), contents(train(model)))
 
 
-def test_multi_optimizer():
+def test_multi_optimizer_updates_rows():
     def routed(anchors, others):
         return keras.optimizers.MultiOptimizer(
             lambda variable: anchors if "_anchor" in variable.path else others
@@ -350,14 +350,14 @@ def test_multi_optimizer():
         CombinedOptimizer(both)
 
 
-def test_a_distributed_optimizer_of_one_rank():
+def test_distributed_optimizer_of_one_rank_updates_rows():
     wrapped = distributed.DistributedOptimizer(keras.optimizers.SGD(), distributed.SingleProcess())
     model = train(make_model(CombinedOptimizer(wrapped)))
     assert_same(model, contents(train(make_model(CombinedOptimizer("sgd")))))
 
 
 @pytest.mark.parametrize("clips", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}], ids=str)
-def test_a_norm_whose_square_is_0_in_float32(clips):
+def test_norm_with_underflowing_square_is_clipped(clips):
     """Such gradients are neither clipped nor lost."""
     layer = make_layer(optimizers.SGD(1e25), apply="step")
     optimizer = CombinedOptimizer(keras.optimizers.SGD(0.1, **clips))

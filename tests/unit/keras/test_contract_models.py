@@ -29,7 +29,7 @@ class Plain(keras.Model):
         return self.top(self.flatten(self.embedding(keys)))
 
 
-class Told(Plain):
+class ModelWithTrainingArgument(Plain):
     """Model with a `training` argument, which Keras passes on to the layers."""
 
     def call(self, keys, training=False):
@@ -52,7 +52,7 @@ def fitted(kind, **kwargs):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_a_call_without_training(eager):
+def test_fit_raises_if_training_argument_is_not_passed(eager):
     keras.utils.set_random_seed(3)
     model = Plain(name="mine")
     model.compile("sgd", "mse", run_eagerly=eager)
@@ -65,14 +65,14 @@ def test_a_call_without_training(eager):
     assert model.embedding.store.size("user") == 0
 
 
-def test_a_call_with_training():
-    reported, trains = fitted(Told), fitted(Trains)
+def test_passing_training_argument_trains_rows():
+    reported, trains = fitted(ModelWithTrainingArgument), fitted(Trains)
     assert int(reported.embedding.store.export_table("user")["steps"][0]) == 4
     assert_same(reported.embedding, contents(trains.embedding))
 
 
-@pytest.mark.parametrize("kind", [Plain, Told])
-def test_own_train_step(kind, caplog):
+@pytest.mark.parametrize("kind", [Plain, ModelWithTrainingArgument])
+def test_custom_train_step_requires_training_argument(kind, caplog):
     class Own(kind):
         tells: ClassVar = {}
 
@@ -93,10 +93,10 @@ def test_own_train_step(kind, caplog):
     assert "'tables' in Own 'own" in caplog.text
     assert "training=False under a gradient tape. Its rows are not trained" in caplog.text
     Own.tells = {"training": True}
-    assert_same(fitted(Own).embedding, contents(fitted(Told).embedding))
+    assert_same(fitted(Own).embedding, contents(fitted(ModelWithTrainingArgument).embedding))
 
 
-def test_a_layer_under_a_tape_of_ones_own():
+def test_call_under_tape_requires_training_argument():
     layer = make_layer()
     with pytest.raises(ValueError, match=r"`training`: None for layer 'tables'"):  # noqa: SIM117
         with tf.GradientTape():
@@ -110,17 +110,17 @@ def test_a_layer_under_a_tape_of_ones_own():
         layer(KEYS)
 
 
-def test_sequential_models():
+def test_sequential_model_trains_rows():
     """The keys must not be treated as features of a dense layer."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((2,), dtype="int64")
     model = keras.Sequential([inputs, make_layer(), keras.layers.Flatten(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(KEYS, LABELS, batch_size=16, verbose=0)
-    assert_same(layer_of(model), contents(fitted(Told).embedding))
+    assert_same(layer_of(model), contents(fitted(ModelWithTrainingArgument).embedding))
 
 
-def test_steps_per_execution_and_run_eagerly():
+def test_steps_per_execution_and_run_eagerly_give_same_rows():
     def rows(**kwargs):
         model = make_model(**kwargs)
         model.fit(KEYS, LABELS, batch_size=16, shuffle=False, verbose=0)
@@ -132,7 +132,7 @@ def test_steps_per_execution_and_run_eagerly():
         np.testing.assert_allclose(array, plain[name], rtol=0, atol=1e-6)
 
 
-def test_jit_compile():
+def test_jit_compile_falls_back_in_keras_and_raises_in_xla():
     """Only Keras falls back to a graph without XLA."""
     with pytest.warns(UserWarning, match="jit_compile"):
         model = make_model(jit_compile=True)
@@ -145,7 +145,7 @@ def test_jit_compile():
         tf.function(lambda keys: layer(keys), jit_compile=True)(tf.constant(KEYS))
 
 
-def test_sample_and_class_weights():
+def test_sample_and_class_weights_scale_row_updates():
     """A weight of 0 leaves the rows of an example unchanged."""
     weights = np.where(KEYS[:, 0] < 10, 0.0, 1.0)
     model = make_model()
@@ -179,7 +179,7 @@ def served(path):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_saved_models_by_the_plain_calls(writer, tmp_path):
+def test_keras_and_tensorflow_saved_models_have_current_rows(writer, tmp_path):
     model, path = make_model(), str(tmp_path / "model")
     for _ in range(2):  # The second export has the current rows.
         model.fit(KEYS, LABELS, batch_size=16, verbose=0)
@@ -190,8 +190,8 @@ def test_saved_models_by_the_plain_calls(writer, tmp_path):
     assert differ(before, contents(model)) >= {"user rows"}
 
 
-def test_exporting_a_subclassed_model(tmp_path):
-    model = fitted(Told)
+def test_subclassed_model_exports_with_input_signature(tmp_path):
+    model = fitted(ModelWithTrainingArgument)
     # Required, because Keras does not know the inputs of such a model and would use float32 keys.
     spec = [tf.TensorSpec([None, 2], tf.int64)]
     model.export(tmp_path / "model", verbose=False, input_signature=spec)
@@ -200,9 +200,9 @@ def test_exporting_a_subclassed_model(tmp_path):
     )
 
 
-def test_a_function_of_ones_own_in_a_saved_model(tmp_path):
+def test_custom_signature_in_saved_model_has_current_rows(tmp_path):
     """A later SavedModel reuses the trace with its current rows."""
-    model = fitted(Told)
+    model = fitted(ModelWithTrainingArgument)
     spec = tf.TensorSpec([None, 2], tf.int64)
     serve = tf.function(lambda keys: {"outputs": model(keys)}, input_signature=[spec])
     for number in range(2):
@@ -212,7 +212,7 @@ def test_a_function_of_ones_own_in_a_saved_model(tmp_path):
         model.fit(KEYS, LABELS, batch_size=16, verbose=0)
 
 
-def test_the_package_s_own_export_beside_it(tmp_path):
+def test_package_export_works_after_keras_export(tmp_path):
     model = make_model()
     model.fit(KEYS, LABELS, batch_size=16, verbose=0)
     model.export(tmp_path / "plain", verbose=False)
@@ -223,7 +223,7 @@ def test_the_package_s_own_export_beside_it(tmp_path):
     )
 
 
-def test_several_ranks_export_by_one_call_of_all(run_as_ranks, tmp_path):
+def test_ranks_export_collectively(run_as_ranks, tmp_path):
     def program(comm):
         layer = make_layer(comm=comm, placement="sharded")
         function = tf.function(layer, input_signature=[tf.TensorSpec([None, 2], tf.int64)])
@@ -245,7 +245,7 @@ def lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", lines(), ids=lambda line: line.split("|")[1].strip(" `"))
-def test_a_line_has_a_verdict_and_tests(line):
+def test_every_contract_line_has_verdict_and_tests(line):
     _, habit, verdict, *_ = (cell.strip() for cell in line.split("|"))
     assert habit
     assert verdict.startswith(VERDICTS)
@@ -256,7 +256,7 @@ def test_a_line_has_a_verdict_and_tests(line):
         assert f"\ndef {name}(" in (HERE / f"{module}.py").read_text(), test
 
 
-def test_every_habit_that_touches_rows_has_a_line():
+def test_every_keras_feature_that_touches_rows_has_line():
     """Looks for Keras features by the names that readers search for."""
     text = "".join(line.split("|")[1] for line in lines())
     habits = """get_weights set_weights clone_model EarlyStopping ModelCheckpoint BackupAndRestore
@@ -267,7 +267,7 @@ def test_every_habit_that_touches_rows_has_a_line():
     assert [habit for habit in habits.split() if habit not in text] == []
 
 
-def test_every_file_of_the_contract_is_on_the_page():
+def test_every_contract_test_file_is_on_page():
     named = set(re.findall(r"(test_contract_\w+)::", PAGE.read_text()))
     files = {path.stem for path in HERE.glob("test_contract_*.py")}
     assert named == files

@@ -65,7 +65,7 @@ WRAPS = {"eager": lambda step: step, "graph": tf.function}
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_own_loops_clip_and_apply_once(wrap):
+def test_custom_loops_clip_and_apply_once(wrap):
     """Two lookups cause one update, with the gradients that the loop clipped."""
     clipped = make_layer(optimizers.SGD(RATE), apply="step")
     loop(clipped, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap], clip=True)
@@ -76,7 +76,7 @@ def test_own_loops_clip_and_apply_once(wrap):
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_a_lookup_in_a_function_of_its_own(wrap):
+def test_lookup_in_separate_function_trains_rows(wrap):
     plain, inner = (make_layer(optimizers.SGD(RATE), apply="step") for _ in range(2))
     loop(plain, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap])
     inner.call = tf.function(inner.call)
@@ -85,7 +85,7 @@ def test_a_lookup_in_a_function_of_its_own(wrap):
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_head_only_training(wrap):
+def test_rows_stay_if_only_head_is_trained(wrap):
     """Rows are not trained if their gradients are not applied."""
     layer, head = make_layer(apply="step"), make_head()
     layer(KEYS, training=True)
@@ -96,7 +96,7 @@ def test_head_only_training(wrap):
 
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
-def test_frozen_layers(apply):
+def test_frozen_layer_keeps_its_rows(apply):
     model = make_model(CombinedOptimizer("sgd") if apply == "step" else "sgd", apply)
     train(model, 1)
     before = contents(model)
@@ -107,7 +107,7 @@ def test_frozen_layers(apply):
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_frozen_anchor(table):
+def test_frozen_anchor_keeps_rows_of_its_table(table):
     model = make_model(CombinedOptimizer("sgd"))
     train(model, 1)
     before = contents(model)
@@ -122,7 +122,7 @@ def test_a_frozen_anchor(table):
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"global_clipnorm": 1.0}], ids=str)
-def test_nan_losses_change_nothing(eager, settings):
+def test_nan_loss_changes_nothing(eager, settings):
     optimizer = CombinedOptimizer(keras.optimizers.Adam(**settings))
     model = train(make_model(optimizer, run_eagerly=eager), 1)
     before = contents(model)
@@ -134,7 +134,7 @@ def test_nan_losses_change_nothing(eager, settings):
     train(model, 1)
 
 
-def test_nan_losses_in_the_backward_pass_change_no_row():
+def test_nan_loss_in_backward_pass_changes_no_row():
     model = train(make_model("adam", "backward"), 1)
     before = contents(model)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'user'"):
@@ -147,7 +147,7 @@ def scaled():
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_loss_scaling(eager):
+def test_loss_scaling_gives_same_rows(eager):
     model = train(make_model(scaled(), run_eagerly=eager))
     plain = train(make_model(CombinedOptimizer("sgd"), run_eagerly=eager))
     assert_same(model, contents(plain))  # The loss scale is a power of two.
@@ -157,7 +157,7 @@ def test_loss_scaling(eager):
     assert float(model.optimizer.dynamic_scale) == scale / 16  # Halved in each of 4 steps.
 
 
-def test_loss_scaling_needs_both():
+def test_loss_scaling_requires_combined_optimizer_inside():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match=r"Invalid `optimizer`: 'LossScaleOptimizer'.*'step'"):
         train(make_model(optimizer, "backward"))
@@ -166,7 +166,7 @@ def test_loss_scaling_needs_both():
         train(make_model(wrong, "step"))
 
 
-def test_loss_scaling_in_files(tmp_path):
+def test_loss_scaling_is_saved_and_loaded(tmp_path):
     model = train(make_model(scaled()))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -180,7 +180,7 @@ def mixed_float16():
     keras.config.set_dtype_policy("float32")
 
 
-def test_mixed_float16(mixed_float16):
+def test_mixed_float16_trains_with_loss_scaling(mixed_float16):
     model = make_model(scaled())
     before = contents(train(model, 1))
     assert layer_of(model).compute_dtype == "float16"
@@ -194,7 +194,7 @@ def test_mixed_float16(mixed_float16):
 
 
 @pytest.mark.parametrize("mode", ["mask", "defer"])
-def test_policies_act_before_the_step(mode):
+def test_policies_act_before_optimizer_step(mode):
     policy = UpdatePolicy(mode, trigger="interval", max_age=3, max_rows=100)
     results = []
     for apply in ("backward", "step"):
@@ -211,7 +211,7 @@ def test_policies_act_before_the_step(mode):
 
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
-def test_bounded_tables(apply):
+def test_bounded_tables_evict_and_give_same_rows(apply):
     tables = [Table(name, 4, retention=Retention(16, "lru")) for name in TABLES]
     layer = EmbeddingCollection(tables, optimizers.Adagrad(RATE), name="tables", apply=apply)
     model = model_of(CombinedOptimizer("sgd") if apply == "step" else "sgd", layer)
@@ -239,7 +239,7 @@ def of_own_optimizers(apply):
     return contents(layer)
 
 
-def test_tables_with_optimizers_of_their_own():
+def test_tables_with_different_optimizers_give_same_rows():
     """Includes an unpooled feature with repeated keys."""
     assert differ(of_own_optimizers("backward"), of_own_optimizers("step")) == set()
 
@@ -249,7 +249,7 @@ def test_tables_with_optimizers_of_their_own():
     [MaskGradients(), DeferGradients(until=Movement(0.05))],
     ids=lambda p: type(p).__name__,
 )
-def test_an_engine_beside_it(policy):
+def test_engine_works_with_backward_and_step(policy):
     def rows(apply, optimizer):
         layer = make_layer(apply=apply)
         model = model_of(optimizer, layer)

@@ -34,7 +34,7 @@ def limits():
     limit_snapshots()
 
 
-def test_get_and_set_weights(model):
+def test_get_and_set_weights_restore_rows(model):
     weights, before = model.get_weights(), contents(model)
     train(model)
     assert differ(before, contents(model)) >= {"user rows", "item slots", "top/kernel"}
@@ -45,7 +45,7 @@ def test_get_and_set_weights(model):
     assert_same(model, before)
 
 
-def test_clone_model(model):
+def test_clone_starts_empty_and_receives_weights(model):
     clone = keras.models.clone_model(model)
     assert layer_of(clone).store.size("user") == 0
     clone.set_weights(model.get_weights())
@@ -63,7 +63,7 @@ class EpochRows(keras.callbacks.Callback):
         self.epochs.append(contents(self.model))
 
 
-def test_early_stopping_restores_the_best_epoch():
+def test_early_stopping_restores_rows_of_best_epoch():
     model, seen = make_model(), EpochRows()
     # With inverted labels, the validation loss rises as the model learns the training labels.
     others = (KEYS, 1 - LABELS)
@@ -77,7 +77,7 @@ def test_early_stopping_restores_the_best_epoch():
 
 
 @pytest.mark.parametrize("is_weights", [False, True])
-def test_model_checkpoint(model, tmp_path, is_weights):
+def test_model_checkpoint_restores_rows(model, tmp_path, is_weights):
     path = str(tmp_path / ("best.weights.h5" if is_weights else "best.keras"))
     save = keras.callbacks.ModelCheckpoint(path, save_weights_only=is_weights)
     train(model, callbacks=[save])
@@ -90,7 +90,7 @@ def test_model_checkpoint(model, tmp_path, is_weights):
         assert_same(keras.models.load_model(path), before)
 
 
-class Breaks(keras.callbacks.Callback):
+class RaisingCallback(keras.callbacks.Callback):
     """Interrupts `fit` in the third epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -98,18 +98,18 @@ class Breaks(keras.callbacks.Callback):
             raise InterruptedError
 
 
-def test_backup_and_restore(tmp_path):
+def test_backup_and_restore_resumes_rows(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     whole = make_model()
     train(whole, 4)
     with pytest.raises(InterruptedError):
-        train(make_model(), 4, callbacks=[backup, Breaks()])
+        train(make_model(), 4, callbacks=[backup, RaisingCallback()])
     resumed = make_model()
     train(resumed, 4, callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")])
     assert_same(resumed, contents(whole))
 
 
-def test_keras_files(model, tmp_path):
+def test_keras_files_restore_rows(model, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert_same(loaded, contents(model))
@@ -118,7 +118,7 @@ def test_keras_files(model, tmp_path):
     assert_same(loaded, contents(model))
 
 
-def test_weight_files(model, tmp_path):
+def test_weight_files_restore_rows(model, tmp_path):
     before = contents(model)
     model.save_weights(tmp_path / "model.weights.h5")
     train(model)
@@ -126,12 +126,12 @@ def test_weight_files(model, tmp_path):
     assert_same(model, before)
 
 
-def test_legacy_h5_files(model, tmp_path):
+def test_saving_legacy_h5_file_raises(model, tmp_path):
     with pytest.raises(ValueError, match=r"Invalid `filepath`.*layer 'tables'.*NAME.keras"):
         model.save(tmp_path / "model.h5")
 
 
-def test_loading_legacy_h5_files(model, tmp_path, monkeypatch):
+def test_loading_legacy_h5_file_raises(model, tmp_path, monkeypatch):
     """Earlier releases did not refuse to write files without rows."""
     monkeypatch.setattr("slipstream_tf._compat.is_in_legacy_file", lambda: False)
     model.save(tmp_path / "model.h5")
@@ -140,7 +140,7 @@ def test_loading_legacy_h5_files(model, tmp_path, monkeypatch):
         keras.models.load_model(tmp_path / "model.h5")
 
 
-def test_a_token_is_of_this_process_and_as_it_was(model):
+def test_changed_or_foreign_token_raises(model):
     *_, token = layer_of(model).get_weights()
     before = contents(model)
     others = {
@@ -156,7 +156,7 @@ def test_a_token_is_of_this_process_and_as_it_was(model):
         assert differ(before, contents(model)) == set(), what
 
 
-def test_a_token_whose_snapshot_is_gone_is_an_error(model, limits):
+def test_token_of_deleted_snapshot_raises(model, limits):
     limits(last=1)
     weights = model.get_weights()
     gone = np.array(int(layer_of(model).get_weights()[1]))
@@ -171,7 +171,7 @@ def test_a_token_whose_snapshot_is_gone_is_an_error(model, limits):
 
 
 @pytest.mark.parametrize("change", ["dim", "rule"])
-def test_rows_of_other_tables_are_refused(model, change):
+def test_rows_of_other_tables_raise(model, change):
     rule = optimizers.SGD(0.5) if change == "rule" else optimizers.Adagrad(0.5)
     layer = make_layer(rule, dim=8 if change == "dim" else 4)
     layer(KEYS, training=True)
@@ -181,7 +181,7 @@ def test_rows_of_other_tables_are_refused(model, change):
     assert_same(layer, before)
 
 
-def test_snapshots_beyond_the_memory_lie_on_the_disk(model, limits, tmp_path):
+def test_snapshots_beyond_memory_limit_are_stored_on_disk(model, limits, tmp_path):
     limits(memory_bytes=0, folder=str(tmp_path))
     weights, before = model.get_weights(), contents(model)
     (folder,) = tmp_path.iterdir()
@@ -203,12 +203,12 @@ def test_snapshots_beyond_the_memory_lie_on_the_disk(model, limits, tmp_path):
         ({"folder": "/nowhere"}, "Invalid `folder`: '/nowhere'"),
     ],
 )
-def test_bad_limits(arguments, message):
+def test_invalid_snapshot_limits_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         limit_snapshots(**arguments)
 
 
-def test_only_get_weights_makes_snapshots(model, monkeypatch, tmp_path):
+def test_only_get_weights_creates_snapshots(model, monkeypatch, tmp_path):
     monkeypatch.setattr(row_snapshots, "export_state", lambda store: pytest.fail("a snapshot"))
     model.get_layer("top").get_weights()
     board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1)
@@ -219,27 +219,27 @@ def test_only_get_weights_makes_snapshots(model, monkeypatch, tmp_path):
     model.summary(print_fn=lambda text: None)
 
 
-def test_the_learning_rate_is_no_weight(model):
+def test_learning_rate_is_not_a_weight(model):
     weights = model.get_weights()
     layer_of(model).learning_rate = 0.125
     model.set_weights(weights)
     assert float(layer_of(model).learning_rate) == 0.125
 
 
-def test_set_weights_is_eager(model):
+def test_set_weights_in_graph_raises(model):
     weight = next(weight for weight in layer_of(model).weights if weight.path.endswith("rows"))
     with pytest.raises(ValueError, match="in a graph"):
         tf.function(lambda value: weight.assign(value))(tf.constant(0, tf.int64))
 
 
-def test_checkpoints_have_no_new_part(model):
+def test_checkpoint_structure_is_unchanged(model):
     """Checkpoints of releases without this weight must still restore completely."""
     children = tf.train.TrackableView(model).children(layer_of(model))
     assert sorted(children) == ["_store_state", "update_anchor"]
 
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_rows_of_each_rank(run_as_ranks, placement):
+def test_weights_restore_rows_of_each_rank(run_as_ranks, placement):
     def program(comm):
         layer = make_layer(optimizers.Adagrad(0.5), comm=comm, placement=placement)
         keys = tf.constant(KEYS[comm.rank :: comm.size])
@@ -269,7 +269,7 @@ def test_summary_counts_rows(model):
     assert any(f"{values}" in line for line in "\n".join(lines).splitlines() if "tables" in line)
 
 
-def test_weights_of_several_layers():
+def test_weights_of_multiple_layers_are_restored():
     one, two = make_layer(name="one"), make_layer(name="two")
     assert isinstance(one, EmbeddingCollection)
     keys = keras.Input((2,), dtype="int64")
@@ -283,7 +283,7 @@ def test_weights_of_several_layers():
     assert_same(two, before[1])
 
 
-def test_weights_of_a_one_table_layer(tmp_path):
+def test_weights_of_embedding_layer_are_restored(tmp_path):
     layer = Embedding(30, 4, optimizer=optimizers.SGD(0.5))
     model = keras.Sequential([keras.Input((2,), dtype="int64"), layer, keras.layers.Flatten()])
     layer(KEYS, training=True)

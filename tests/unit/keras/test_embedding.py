@@ -26,7 +26,7 @@ def rows_of(layer, keys):
     return rows.reshape(*np.shape(keys), layer.output_dim)
 
 
-def test_arguments_stand_in_the_order_of_keras():
+def test_arguments_have_order_of_keras():
     ours = list(inspect.signature(slip.keras.Embedding.__init__).parameters)
     theirs = list(inspect.signature(keras.layers.Embedding.__init__).parameters)
     assert ours[:7] == theirs[:7]
@@ -35,7 +35,7 @@ def test_arguments_stand_in_the_order_of_keras():
 @pytest.mark.parametrize(
     "keys", [np.int64(3), KEYS[0], KEYS, KEYS[None], KEYS.astype(np.uint8), KEYS.tolist()]
 )
-def test_keys_of_any_shape(keys):
+def test_keys_of_any_shape_are_accepted(keys):
     layer = make_layer()
     np.testing.assert_array_equal(layer(keys), rows_of(layer, keys))
     assert layer.compute_output_shape(np.shape(keys)) == (*np.shape(keys), 4)
@@ -44,14 +44,14 @@ def test_keys_of_any_shape(keys):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("input_dim", [10, None])
 @pytest.mark.parametrize(("keys", "shape"), [([], (0,)), ((), (0,)), ([[], []], (2, 0))])
-def test_lists_of_no_keys(keys, shape, input_dim, training):
+def test_empty_lists_are_accepted(keys, shape, input_dim, training):
     """NumPy makes empty lists float arrays, although keys must be integers."""
     layer = make_layer(input_dim)
     assert layer(keys, training=training).shape == (*shape, 4)
     assert layer.store.size("embedding") == 0
 
 
-def test_ragged_and_sparse_keys():
+def test_ragged_and_sparse_keys_are_accepted():
     layer = make_layer()
     flat = [1, 2, 3]
     for keys in (
@@ -64,7 +64,7 @@ def test_ragged_and_sparse_keys():
         np.testing.assert_array_equal(rows.flat_values, rows_of(layer, flat))
 
 
-def test_gradients_of_all_places_are_summed():
+def test_gradients_of_all_positions_are_summed():
     layer = make_layer()
     before = rows_of(layer, [0, 1, 2, 3])
     with tf.GradientTape() as tape:
@@ -74,7 +74,7 @@ def test_gradients_of_all_places_are_summed():
     np.testing.assert_allclose(rows_of(layer, [0, 1, 2, 3]), before - 0.5 * counts, rtol=1e-5)
 
 
-def test_mask_zero():
+def test_mask_zero_masks_key_zero():
     layer = make_layer(mask_zero=True)
     rows = layer(KEYS, training=True)
     assert rows._keras_mask.numpy().tolist() == [[True, True, False], [True, True, True]]
@@ -85,7 +85,7 @@ def test_mask_zero():
 
 
 @pytest.mark.parametrize("is_functional", [True, False])
-def test_layers_behind_it_see_the_mask(is_functional):
+def test_mask_reaches_following_layers(is_functional):
     layer, gru = make_layer(mask_zero=True), keras.layers.GRU(3)
     model = keras.Sequential([layer, gru])
     if is_functional:
@@ -97,7 +97,7 @@ def test_layers_behind_it_see_the_mask(is_functional):
 
 @pytest.mark.parametrize("key", [10, -1, 1 << 40])
 @pytest.mark.parametrize("training", [True, False])
-def test_keys_beyond_the_bound_are_an_error(key, training):
+def test_keys_beyond_input_dim_raise(key, training):
     layer = make_layer()
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r">= 0 and < input_dim=10.*input_dim=None"
@@ -108,7 +108,7 @@ def test_keys_beyond_the_bound_are_an_error(key, training):
     np.testing.assert_array_equal(unbounded(np.array([key])), rows_of(unbounded, [key]))
 
 
-def test_texts_as_keys():
+def test_strings_are_hashed_to_keys():
     layer = make_layer(None, mask_zero=True)
     rows = layer(np.array([["a", ""], ["b", "a"]]))
     a, b = rows_of(layer, [hash_string(b"a"), hash_string(b"b")])
@@ -132,18 +132,18 @@ def test_texts_as_keys():
         ({"optimizer": "lion"}, "Invalid `optimizer`"),
     ],
 )
-def test_arguments_that_cannot_work(options, message):
+def test_invalid_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         slip.keras.Embedding(**{"input_dim": 10, "output_dim": 4, **options})
 
 
-def test_numpy_sizes_and_keras_initializers():
+def test_numpy_sizes_and_keras_initializers_are_accepted():
     layer = make_layer(np.int64(10), embeddings_initializer=keras.initializers.Constant(0.25))
     assert (layer(KEYS).numpy() == 0.25).all()
     assert (make_layer(embeddings_initializer="zeros")(KEYS).numpy() == 0.0).all()
 
 
-def test_configuration():
+def test_config_round_trip():
     layer = make_layer(mask_zero=True, name="user", embeddings_initializer="normal")
     config = json.loads(json.dumps(layer.get_config()))
     again = slip.keras.Embedding.from_config(config)
@@ -151,7 +151,7 @@ def test_configuration():
     assert (again.tables, again.specs) == (layer.tables, layer.specs)
 
 
-def test_models_built_twice_load_each_others_weights(tmp_path):
+def test_rebuilt_model_loads_weights(tmp_path):
     """Keras numbers unnamed layers, but the table names stay the same."""
 
     def build():
@@ -170,7 +170,7 @@ def test_models_built_twice_load_each_others_weights(tmp_path):
 
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
-def test_trains_as_keras_does(apply):
+def test_training_equals_keras_embedding(apply):
     """With equal initial rows and SGD, the losses match Keras."""
     layer = make_layer(name="user", apply=apply)
     theirs = keras.layers.Embedding(10, 4)
@@ -188,7 +188,7 @@ def test_trains_as_keras_does(apply):
     np.testing.assert_allclose(rows_of(layer, np.arange(10)), theirs.get_weights()[0], rtol=1e-5)
 
 
-def test_the_engine_tracks_it():
+def test_engine_tracks_layer():
     layer = make_layer(name="item")
     slipstream = slip.Slipstream(layer, window=slip.Window(steps=1, warmup=0.0))
     data = tf.data.Dataset.from_tensors(({"item": KEYS, "price": np.ones(2)}, np.ones((2, 3, 4))))
@@ -200,7 +200,7 @@ def test_the_engine_tracks_it():
     assert set(layer.store.hot_keys("item", 9)[0]) == {0, 1, 2, 3}
 
 
-def test_a_served_model_gives_the_same(tmp_path):
+def test_served_model_gives_same_outputs(tmp_path):
     layer = make_layer(None, mask_zero=True)
     model = keras.Sequential([keras.Input((None,), dtype="string"), layer, keras.layers.GRU(3)])
     keys = tf.constant([["a", "b", ""], ["c", "", ""]])

@@ -36,7 +36,7 @@ def pooled(rows, weights, combiner):
     return total / norm
 
 
-def test_a_dictionary_gives_a_dictionary():
+def test_dictionary_returns_dictionary():
     layer = make_layer(dims=(4, 2))
     outputs = layer({"a": np.array([5, 6, 5]), "b": np.array([1, 2, 3])})
     assert list(outputs) == ["a", "b"]
@@ -44,7 +44,7 @@ def test_a_dictionary_gives_a_dictionary():
     np.testing.assert_array_equal(outputs["b"], rows_of(layer, "b", [1, 2, 3]))
 
 
-def test_a_matrix_gives_a_tensor():
+def test_matrix_returns_tensor():
     layer = make_layer()
     outputs = layer(np.array([[5, 1], [6, 2]]))
     assert outputs.shape == (2, 2, 4)
@@ -52,7 +52,7 @@ def test_a_matrix_gives_a_tensor():
     np.testing.assert_array_equal(outputs[:, 1], rows_of(layer, "b", [1, 2]))
 
 
-def test_stacked_makes_a_tensor_of_a_dictionary():
+def test_stacked_returns_tensor_for_dictionary():
     keys = np.array([[5, 1], [6, 2]])
     outputs = make_layer(stacked=True)({"b": keys[:, 1], "a": keys[:, 0]})
     np.testing.assert_array_equal(outputs, make_layer()(keys))
@@ -69,7 +69,7 @@ def test_int32_keys_and_large_int64_keys_stay_exact():
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
-def test_bags_against_numpy(combiner, is_weighted, layout):
+def test_bags_equal_numpy(combiner, is_weighted, layout):
     layer = make_layer(features=[FeatureSpec("bag", "a", combiner)])
     bags = [[3, 4, 3], [], [7]]
     weights = [[0.5, 2.0, 1.5], [], [3.0]]
@@ -104,7 +104,7 @@ def test_two_features_share_a_table():
 
 
 @pytest.mark.parametrize("is_training", [False, True])
-def test_a_batch_of_none(is_training):
+def test_empty_batch_returns_empty_rows(is_training):
     layer = make_layer()
     with tf.GradientTape() as tape:
         outputs = layer(np.zeros((0, 2), np.int64), training=is_training)
@@ -114,12 +114,12 @@ def test_a_batch_of_none(is_training):
     assert layer.store.size("a") == 0
 
 
-def test_lists_of_no_keys():
+def test_empty_lists_are_accepted():
     outputs = make_layer()({"a": [], "b": ()}, training=True)
     assert {name: rows.shape for name, rows in outputs.items()} == {"a": (0, 4), "b": (0, 4)}
 
 
-def test_a_nan_gradient_is_an_error_and_updates_nothing():
+def test_nan_gradient_raises_and_updates_nothing():
     layer = make_layer()
     before = rows_of(layer, "a", [1, 2])
     factors = tf.constant([1.0, np.nan])[:, None]
@@ -146,18 +146,18 @@ def test_a_nan_gradient_is_an_error_and_updates_nothing():
         ({"a": np.zeros((1, 2, 3), np.int64), "b": np.array([1])}, "for feature 'a'"),
     ],
 )
-def test_bad_inputs(inputs, message):
+def test_invalid_inputs_raise(inputs, message):
     with pytest.raises(ValueError, match=message):
         make_layer()(inputs)
 
 
-def test_features_of_different_batch_sizes():
+def test_different_batch_sizes_raise():
     with pytest.raises(tf.errors.InvalidArgumentError, match="feature 'b' has 1 examples"):
         make_layer()({"a": np.array([1, 2]), "b": np.array([1])})
 
 
 @pytest.mark.parametrize("cause", ["stacked", "matrix"])
-def test_one_tensor_needs_one_dim(cause):
+def test_stacking_different_dims_raises(cause):
     with pytest.raises(ValueError, match=r"Invalid `dim`: \{'a': 4, 'b': 8\}.*as a dictionary"):
         make_layer(dims=(4, 8), stacked=cause == "stacked")(np.zeros((1, 2), np.int64))
 
@@ -173,13 +173,13 @@ def test_one_tensor_needs_one_dim(cause):
         ({"size": 3}, "size"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     arguments = {"tables": [Table("a", 4)], "optimizer": optimizers.SGD(), **arguments}
     with pytest.raises((ValueError, TypeError), match=message):
         EmbeddingCollection(**arguments)
 
 
-def test_a_global_float16_policy_is_refused():
+def test_global_float16_policy_raises():
     keras.config.set_dtype_policy("mixed_float16")
     try:
         with pytest.raises(ValueError, match="loss scaling"):
@@ -188,7 +188,7 @@ def test_a_global_float16_policy_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
-def test_bfloat16_output_and_float32_rows():
+def test_bfloat16_policy_keeps_float32_rows():
     layer = make_layer(dtype="mixed_bfloat16")
     before = rows_of(layer, "a", [1])
     with tf.GradientTape() as tape:
@@ -225,7 +225,7 @@ def test_symbolic_shapes_and_dtype():
         (lambda: {"a": keras.Input((), dtype="int64")}, "missing features: 'b'"),
     ],
 )
-def test_bad_symbolic_inputs(make_inputs, message):
+def test_invalid_symbolic_inputs_raise(make_inputs, message):
     with pytest.raises(ValueError, match=message):
         make_layer()(make_inputs())
 
@@ -254,7 +254,7 @@ def test_config_round_trip():
     assert revived.get_config() == layer.get_config()
 
 
-def test_a_store_of_ones_own():
+def test_custom_store_is_used():
     layer = make_layer()
     twin = EmbeddingCollection(layer.tables, optimizers.SGD(0.5), store=layer.store)
     twin(np.array([[1, 2]]), training=True)
@@ -265,7 +265,7 @@ def test_a_store_of_ones_own():
         EmbeddingCollection([Table("c", 4)], optimizers.SGD(0.5), store=layer.store)
 
 
-def test_the_learning_rate_is_read_in_every_update():
+def test_learning_rate_is_read_in_every_update():
     layer = make_layer(learning_rate=0.5)
     layer.learning_rate = 0.25
     before = rows_of(layer, "a", [1])
@@ -276,14 +276,14 @@ def test_the_learning_rate_is_read_in_every_update():
     np.testing.assert_allclose(rows_of(layer, "a", [1]), before - 0.25, rtol=1e-6)
 
 
-def test_the_one_weight_is_the_anchor():
+def test_only_weight_is_anchor():
     layer = make_layer()
     assert [weight.path.split("/")[-1] for weight in layer.trainable_weights] == ["update_anchor"]
     layer.trainable = False
     assert layer.trainable_weights == []
 
 
-def test_next_inputs_change_nothing_in_one_process():
+def test_next_inputs_have_no_effect_in_single_process():
     keys, next_keys = np.array([[5, 1], [6, 2]]), np.array([[7, 1]])
     outputs = make_layer(prefetch=True)(keys, training=True, next_inputs=next_keys)
     np.testing.assert_array_equal(outputs, make_layer()(keys, training=True))
@@ -292,7 +292,7 @@ def test_next_inputs_change_nothing_in_one_process():
     assert keras.Model(symbolic, tensor).output_shape == (None, 2, 4)
 
 
-def test_next_inputs_need_prefetch():
+def test_next_inputs_require_prefetch():
     keys = np.array([[5, 1]])
     with pytest.raises(ValueError, match=r"Invalid `prefetch`: False .*prefetch=True"):
         make_layer()(keys, training=True, next_inputs=keys)

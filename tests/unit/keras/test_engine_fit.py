@@ -101,7 +101,7 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(mine, others, **{"rtol": 0, "atol": 0, **tolerance})
 
 
-def test_inputs_by_drift():
+def test_fit_skips_examples_by_drift():
     run = Run("skip_examples").fit(epochs=2)
     savings = run.assert_account(2 * INPUTS)
     assert savings.examples_skipped > 50
@@ -109,7 +109,7 @@ def test_inputs_by_drift():
     assert "have been skipped" in run.words
 
 
-def test_gradients():
+def test_fit_masks_gradients():
     run = Run("mask_gradients").fit()
     savings = run.assert_account()
     rows = savings.rows
@@ -117,7 +117,7 @@ def test_gradients():
     assert f"{rows.masked:,} gradient rows (" in run.words
 
 
-def test_deferring_sends_fewer_rows_and_counts_each():
+def test_deferring_sends_fewer_rows_and_counts_all():
     run = Run("defer_gradients", defer_movement=0.002)
     simulate_ranks(run.embeddings.store, 4)
     run.fit()
@@ -127,7 +127,7 @@ def test_deferring_sends_fewer_rows_and_counts_each():
     assert "been sent" in run.words and "MiB saved" in run.words
 
 
-def test_an_evaluation_flushes_and_gives_what_plain_training_gives():
+def test_evaluation_flushes_and_equals_plain_training():
     # Train single steps, because each evaluation applies the deferred gradients.
     settings = {"defer_movement": 1e9, "defer_max_age": 10_000, "warmup": 0}
     deferred, plain = Run("defer_gradients", **settings), Run()
@@ -150,7 +150,7 @@ def deferred_rows(run):
     )
 
 
-def test_all_of_the_gradient_arrives_in_the_end():
+def test_all_gradients_are_applied_by_end_of_training():
     """With SGD, deferral changes the times of updates but not their sum."""
     run = Run("defer_gradients", defer_movement=1e9, defer_max_age=10_000, warmup=0)
     run.fit(dataset().take(8))
@@ -163,7 +163,7 @@ def test_all_of_the_gradient_arrives_in_the_end():
     assert sum(c.flushed for c in counts) == sum(c.sent for c in counts) == rows.deferred_now
 
 
-def test_both():
+def test_fit_skips_examples_and_defers_gradients():
     run = Run("skip_examples", "defer_gradients", defer_movement=0.02, skip_keep_rate=0.25).fit()
     savings = run.assert_account()
     assert savings.examples_skipped > 50 and 0 < savings.rows.sent < savings.rows.offered
@@ -181,7 +181,7 @@ def test_both():
     ],
     ids=("skip", "mask", "skip+defer"),
 )
-def test_a_dry_run_trains_bitwise_as_without_the_engine(policies, optimizer):
+def test_dry_run_is_bitwise_equal_to_training_without_engine(policies, optimizer):
     run = Run(*policies, optimizer=optimizer, dry_run=True).fit()
     assert_same(run, Run(optimizer=optimizer).fit())
     savings = run.assert_account()
@@ -192,7 +192,7 @@ def test_a_dry_run_trains_bitwise_as_without_the_engine(policies, optimizer):
         assert savings.examples_skippable > 0
 
 
-def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
+def test_cost_estimate_requires_losses_and_changes_nothing():
     policies = ("skip_examples", "defer_gradients")
     settings = {"defer_movement": 0.02, "window_steps": 3}
     run = Run(*policies, dry_run=slip.DryRun(estimates_cost=True), **settings).fit()
@@ -207,12 +207,12 @@ def test_an_estimate_of_the_cost_needs_the_losses_and_changes_nothing():
     assert blind.saved == examples.saved and blind.max_cost is None and "no losses" in blind.basis
 
 
-def test_only_a_dry_run_has_an_estimate():
+def test_only_dry_run_has_estimate():
     assert Run("skip_examples").slipstream.report().dry_run is None
     assert not Run("skip_examples", dry_run=True).slipstream.report().dry_run.savings
 
 
-def test_a_keep_rate_keeps_some_for_all():
+def test_keep_rate_keeps_weighted_subsample():
     run = Run("skip_examples", skip_keep_rate=0.25).fit(epochs=2)
     savings = run.assert_account(2 * INPUTS)
     assert set(run.weights) == {1.0, 4.0}
@@ -221,7 +221,7 @@ def test_a_keep_rate_keeps_some_for_all():
     assert f"{savings.examples_kept:,} more were skippable" in run.words
 
 
-def test_max_auc_loss_gets_the_losses():
+def test_max_auc_loss_receives_losses():
     run = Run("skip_examples", skip_keep_rate=0.5, max_auc_loss=0.05).fit()
     reports = run.slipstream.tracker.reports
     assert all(report.log_loss is not None for report in reports if report.examples_seen)
@@ -242,7 +242,7 @@ def network(embeddings, kind=slip.keras.Model):
 
 
 @pytest.mark.parametrize("form", ["keys", "matrix"])
-def test_a_functional_model_tells_its_losses(form):
+def test_functional_model_records_losses(form):
     run = Run("skip_examples", **BOUNDED)
     run.model = network(run.embeddings)
     run.model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
@@ -255,7 +255,7 @@ def test_a_functional_model_tells_its_losses(form):
     assert last.log_loss is not None and last.auc is not None
 
 
-def test_a_plain_model_is_refused_where_losses_are_needed():
+def test_plain_model_raises_if_losses_are_required():
     run = Run("skip_examples", **BOUNDED)
     run.model = network(run.embeddings, keras.Model)
     run.model.compile("sgd", "mse")
@@ -263,14 +263,14 @@ def test_a_plain_model_is_refused_where_losses_are_needed():
         run.fit(dataset().map(keys_alone))
 
 
-def test_a_plain_model_trains_where_no_losses_are_needed():
+def test_plain_model_trains_if_losses_are_not_required():
     run = Run("skip_examples", "defer_gradients", defer_movement=0.02)
     run.model = network(run.embeddings, keras.Model)
     run.model.compile("sgd", "mse")
     assert run.fit(dataset().map(keys_alone)).assert_account().examples_skipped > 50
 
 
-def test_max_auc_loss_needs_the_losses_of_clicks():
+def test_max_auc_loss_requires_binary_cross_entropy():
     run = Run("skip_examples", max_auc_loss=0.01)
     run.model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"Invalid `loss`: 'mse'.*binary cross-entropy"):
@@ -296,7 +296,7 @@ class OwnStep(slip.keras.Model):
 
 
 @pytest.mark.parametrize("tells", [False, True])
-def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
+def test_custom_step_without_losses_warns_once(tells):
     run = Run("skip_examples", **BOUNDED)
     run.model = network(run.embeddings, OwnStep)
     run.model.tells = tells
@@ -310,7 +310,7 @@ def test_an_own_step_that_tells_no_losses_is_warned_of_once(tells):
     assert (run.slipstream.report().reports[-2].log_loss is not None) == tells
 
 
-def test_losses_are_told_with_the_features_or_what_could_be_skipped():
+def test_losses_are_recorded_with_features_or_skippable_flags():
     run, skippable = Run("skip_examples", **BOUNDED), np.array([True, False])
     keys = np.zeros((2, FIELDS))
     reported = [0.5, 0.25], [0.0, 1.0]
@@ -337,7 +337,7 @@ def events_in(folder):
     return found, plugins
 
 
-def test_tensorboard_events_can_be_read_back(tmp_path):
+def test_tensorboard_events_are_readable(tmp_path):
     run = Run("skip_examples")
     run.fit(log_dir=tmp_path)
     found, plugins = events_in(tmp_path / "slipstream")
@@ -375,7 +375,7 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
     assert all(np.isfinite(list(values.values())).all() for values in found.values())
 
 
-def test_tensorboard_itself_reads_the_events(tmp_path):
+def test_tensorboard_reads_events(tmp_path):
     module = "tensorboard.backend.event_processing.event_accumulator"
     accumulators = pytest.importorskip(module)
     run = Run("skip_examples")
@@ -389,7 +389,7 @@ def test_tensorboard_itself_reads_the_events(tmp_path):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_the_folder_of_a_tensorboard_callback_is_the_default(tmp_path, is_first):
+def test_directory_defaults_to_tensorboard_callback(tmp_path, is_first):
     board = keras.callbacks.TensorBoard(str(tmp_path), write_graph=False)
     run = Run("skip_examples")
     run.fit(before=[] if is_first else [board], after=[board] if is_first else [])
@@ -398,7 +398,7 @@ def test_the_folder_of_a_tensorboard_callback_is_the_default(tmp_path, is_first)
     assert (tmp_path / "train").is_dir(), "Keras wrote beside it"
 
 
-def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+def test_no_events_are_written_without_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Run("skip_examples").fit()
     assert list(tmp_path.iterdir()) == []

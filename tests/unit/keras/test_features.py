@@ -113,7 +113,7 @@ class Model(keras.Model):
 
 
 @forms
-def test_looks_up_the_bags(form):
+def test_lookup_pools_bags(form):
     layer = make_layer(padding_key=FORMS[form][1])
     vectors = layer(features_of(form))
     np.testing.assert_allclose(vectors["seen"], means(layer, keys_of(form)), rtol=1e-6)
@@ -121,7 +121,7 @@ def test_looks_up_the_bags(form):
 
 
 @forms
-def test_trains_the_keys_and_no_other(form):
+def test_training_allocates_rows_for_looked_up_keys_only(form):
     layer = make_layer(padding_key=FORMS[form][1])
     before = rows_of(layer, [1])
     with tf.GradientTape() as tape:
@@ -137,7 +137,7 @@ def test_trains_the_keys_and_no_other(form):
 
 
 @forms
-def test_fits_and_evaluates_through_apply(form):
+def test_fit_and_evaluate_work_through_apply(form):
     layer = make_layer(padding_key=FORMS[form][1])
     policy = slip.SkipExamples(score=slip.RowDrift())
     slipstream = slip.Slipstream(layer, [policy], window=slip.Window(steps=2, warmup=0.0))
@@ -153,7 +153,7 @@ def test_fits_and_evaluates_through_apply(form):
 
 
 @forms
-def test_classification_finds_the_same_keys(form):
+def test_classification_uses_same_keys(form):
     bags, padding_key = FORMS[form]
     specs = [FeatureSpec("seen", "item", None, padding_key)]
     classifier = InputClassifier(["item"])
@@ -175,7 +175,7 @@ def test_classification_finds_the_same_keys(form):
     [(form, None) for form in ("padded", "uint64", "ragged with padding", "sparse", "texts")]
     + [(form, "sqrtn") for form in ("padded by 0", "ragged with padding", "sparse texts")],
 )
-def test_a_served_model_gives_the_same(form, combiner, tmp_path):
+def test_served_model_gives_same_outputs(form, combiner, tmp_path):
     layer = make_layer(combiner, FORMS[form][1])
     model = Model(layer)
     features = {
@@ -201,7 +201,7 @@ def test_a_served_model_gives_the_same(form, combiner, tmp_path):
 
 
 @pytest.mark.parametrize("padding_key", [-1, 5, None])
-def test_padding_is_the_same_in_every_layout(padding_key):
+def test_padding_is_equal_in_every_layout(padding_key):
     """Regression test: only a matrix treated -1 as padding."""
     keys = np.array([-1, 5])
     specs = [FeatureSpec("x", "item", padding_key=padding_key)]
@@ -218,7 +218,7 @@ def test_padding_is_the_same_in_every_layout(padding_key):
         assert [bool(row.any()) for row in rows] == [key in made for key in keys]
 
 
-def test_the_layers_padding_key_is_that_of_its_features():
+def test_layer_padding_key_applies_to_features():
     layer = slip.keras.EmbeddingCollection(
         [slip.Table("a", DIM)], slip.optimizers.SGD(0.1), {"x": "a"}, padding_key=0
     )
@@ -239,7 +239,7 @@ def test_the_layers_padding_key_is_that_of_its_features():
         ({"features": [FeatureSpec("x", "a", "last")]}, "Invalid `combiner`: 'last'"),
     ],
 )
-def test_settings_that_cannot_work(options, message):
+def test_invalid_settings_raise(options, message):
     with pytest.raises(ValueError, match=message):
         slip.keras.EmbeddingCollection([slip.Table("a", DIM)], slip.optimizers.SGD(0.1), **options)
 
@@ -258,20 +258,20 @@ def test_settings_that_cannot_work(options, message):
         ({"seen": tf.sparse.from_dense([1, 2]), "item": np.array([1, 2])}, "SparseTensor"),
     ],
 )
-def test_keys_that_are_none(inputs, message):
+def test_invalid_keys_raise(inputs, message):
     with pytest.raises(ValueError, match=message):
         make_layer()(inputs)
 
 
 @pytest.mark.parametrize("value", [[1, 2], (1, 2), np.array([1, 2])])
-def test_lists_are_keys(value):
+def test_lists_are_accepted_as_keys(value):
     layer = make_layer()
     np.testing.assert_array_equal(
         layer({"seen": value, "item": value})["seen"], rows_of(layer, [1, 2])
     )
 
 
-def test_weights_of_another_length_name_the_feature():
+def test_weights_of_wrong_length_error_names_feature():
     layer = make_layer()
     inputs = {"seen": FORMS["ragged"][0], "item": np.arange(5)}
     weights = {"seen": tf.ragged.constant([[1.0]] * 5)}
@@ -283,7 +283,7 @@ def test_weights_of_another_length_name_the_feature():
         layer(inputs, {"sen": weights["seen"]})
 
 
-def test_weights_of_sparse_keys():
+def test_sparse_keys_accept_weights():
     layer = make_layer("sum")
     keys = FORMS["sparse"][0]
     weights = keys.with_values(tf.range(1.0, 9.0))
@@ -302,26 +302,26 @@ def test_weights_of_sparse_keys():
         ({"inputs": np.zeros((2, 2), int)}, r"\['seen'\] of layer .* with a key matrix"),
     ],
 )
-def test_one_tensor_needs_combiners(options, message):
+def test_single_tensor_output_requires_combiners(options, message):
     inputs = options.pop("inputs", None)
     with pytest.raises(ValueError, match=message):
         make_layer(None, **options)(inputs)
 
 
 @pytest.mark.parametrize("model", ["DLRM", "DCNv2", "DeepFM"])
-def test_models_that_need_combiners(model):
+def test_models_with_pooled_features_require_combiners(model):
     message = rf"Invalid `combiner`: None for features \['seen'\] of a {model}"
     with pytest.raises(ValueError, match=message):
         getattr(slip.models, model)(make_layer(None), 0)
 
 
-def test_a_model_of_sequences_takes_no_combiner():
+def test_sequence_model_refuses_combiner():
     message = r"Invalid `combiner`: \{'item': 'sum'\} for the features of a TBSM"
     with pytest.raises(ValueError, match=message):
         slip.models.TBSM(make_layer(None))
 
 
-def test_features_of_apply_that_are_not_there():
+def test_missing_features_of_apply_raise():
     """The error names the missing feature and suggests `get_keys`."""
     slipstream = slip.Slipstream(make_layer())
     data = tf.data.Dataset.from_tensors(({"sen": [1], "item": [1], "price": [1.0]}, [1.0]))
@@ -332,7 +332,7 @@ def test_features_of_apply_that_are_not_there():
         slipstream.apply(pair, batch_size=1)
 
 
-def test_apply_takes_the_keys_of_one_feature_as_they_are():
+def test_apply_accepts_bare_keys_of_single_feature():
     layer = slip.keras.Embedding(None, DIM)
     slipstream = slip.Slipstream(layer)
     data = tf.data.Dataset.from_tensors((tf.constant([[1, 2, 3]], tf.int64), [1.0]))
@@ -340,7 +340,7 @@ def test_apply_takes_the_keys_of_one_feature_as_they_are():
     assert keys.numpy().tolist() == [[1, 2, 3]]
 
 
-def test_named_inputs_of_a_functional_model():
+def test_functional_model_accepts_named_inputs():
     layer = make_layer(None)
     inputs = {
         "seen": keras.Input((None,), dtype="string", name="seen"),
@@ -360,7 +360,7 @@ def test_named_inputs_of_a_functional_model():
     assert layer.store.size("item") == len({t for bag in TEXTS for t in bag}) + 5
 
 
-def test_symbolic_sparse_and_ragged_inputs():
+def test_symbolic_sparse_and_ragged_inputs_are_accepted():
     layer = make_layer(None)
     item = keras.Input((), dtype="int64", name="item")
     for form, option in (("sparse", "sparse"), ("ragged", "ragged")):
@@ -373,7 +373,7 @@ def test_symbolic_sparse_and_ragged_inputs():
         np.testing.assert_allclose(rows.flat_values, rows_of(layer, list(itertools.chain(*BAGS))))
 
 
-def test_int64_keys_in_a_sequential_model():
+def test_sequential_model_keeps_int64_keys():
     """Regression test: in Keras's float32 Input, these two keys are equal."""
     layer = slip.keras.EmbeddingCollection([slip.Table("a", DIM)], slip.optimizers.SGD(0.1))
     model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -385,18 +385,18 @@ def test_int64_keys_in_a_sequential_model():
 
 @settings(max_examples=50, deadline=None)
 @given(texts=st.lists(st.binary(max_size=300), max_size=6))
-def test_texts_are_hashed_as_readers_do(texts):
+def test_strings_are_hashed_like_readers(texts):
     expected = hash_strings(pa.array(texts, pa.binary()))
     assert hash_texts(tf.constant(texts, tf.string)).numpy().tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 256, 257])
-def test_texts_of_whole_blocks(length):
+def test_strings_of_whole_hash_blocks_are_hashed(length):
     text = b"\xff" * length
     assert hash_texts(tf.constant([text, b""])).numpy()[0] == hash_string(text)
 
 
-def test_the_empty_text_is_a_key_without_a_padding_key():
+def test_empty_string_is_key_without_padding_key():
     specs = [FeatureSpec("x", "t", padding_key=None)]
     packed = pack({"x": np.array(["", "a"])}, specs)
     assert packed.of(0)[0].numpy().tolist() == hash_strings(pa.array(["", "a"])).tolist()
@@ -406,19 +406,19 @@ def test_the_empty_text_is_a_key_without_a_padding_key():
 TABLES = (Table("user", 4), Table("item", 4, combiner="mean"))
 
 
-def test_a_feature_per_table_by_default():
+def test_default_is_one_feature_per_table():
     assert resolve_features(None, TABLES) == (
         FeatureSpec("user", "user", "sum"),
         FeatureSpec("item", "item", "mean"),
     )
 
 
-def test_a_dictionary_takes_the_tables_combiner():
+def test_dictionary_features_use_combiner_of_table():
     specs = resolve_features({"seen": "item", "bought": "item"}, TABLES)
     assert specs == (FeatureSpec("seen", "item", "mean"), FeatureSpec("bought", "item", "mean"))
 
 
-def test_specs_keep_their_own_combiner():
+def test_specs_keep_their_combiner():
     spec = FeatureSpec("seen", "item", "sqrtn")
     assert resolve_features([spec], TABLES) == (spec,)
 
@@ -439,7 +439,7 @@ def test_specs_keep_their_own_combiner():
         (7, "Invalid `features`: \\[7\\]"),
     ],
 )
-def test_features_that_cannot_be(features, message):
+def test_invalid_features_raise(features, message):
     with pytest.raises(ValueError, match=message):
         resolve_features(features, TABLES)
 
@@ -453,10 +453,10 @@ def test_features_that_cannot_be(features, message):
         (["a"], "Invalid `tables`: \\['a'\\]"),
     ],
 )
-def test_tables_that_cannot_be(tables, message):
+def test_invalid_tables_raise(tables, message):
     with pytest.raises(ValueError, match=message):
         resolve_tables(tables)
 
 
-def test_one_table_needs_no_list():
+def test_single_table_needs_no_list():
     assert resolve_tables(TABLES[0]) == (TABLES[0],)

@@ -75,7 +75,7 @@ BY_DRIFT = slip.SkipExamples(score=slip.RowDrift(), fraction=0.5)
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("kind", [slip.keras.Model, keras.Model])
-def test_epochs_that_skip_less_than_the_first_lose_nothing(said, kind, steps_per_execution):
+def test_epochs_that_skip_less_than_first_train_all_examples(said, kind, steps_per_execution):
     run = Run(kind, **FEWER_SKIPS)
     run.model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
     history = run.fit(run.slipstream.apply(batches()), epochs=3, validation_data=batches().take(3))
@@ -88,23 +88,26 @@ def test_epochs_that_skip_less_than_the_first_lose_nothing(said, kind, steps_per
     assert said() == []
 
 
-def test_the_filter_of_keras_warnings_goes_with_the_fit():
+def test_warning_filter_is_removed_after_fit():
     run = Run()
     before = list(warnings.filters)
     run.fit(run.slipstream.apply(batches()), epochs=2)
     assert warnings.filters == before
     with pytest.raises(ValueError, match="has no"):
-        run.fit(run.slipstream.apply(batches()), callbacks=[run.slipstream.callback(), Broken()])
+        run.fit(
+            run.slipstream.apply(batches()),
+            callbacks=[run.slipstream.callback(), RaisingCallback()],
+        )
     gc.collect()
     assert warnings.filters == before
 
 
-class Broken(keras.callbacks.Callback):
+class RaisingCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         raise ValueError("the callback has no heart")
 
 
-def test_steps_that_the_data_do_not_have_are_warned_of_as_ever(said):
+def test_missing_steps_per_epoch_still_warn(said):
     run = Run(**FEWER_SKIPS)
     run.fit(run.slipstream.apply(batches()), epochs=2, steps_per_epoch=BATCHES - 1)
     assert any("ran out of data" in words for words in said())
@@ -114,7 +117,7 @@ def unknown_length():
     return batches().filter(lambda *_: True)
 
 
-def test_the_length_of_data_that_do_not_know_it_is_found_in_the_first_epoch(said):
+def test_unknown_dataset_length_is_found_in_first_epoch(said):
     run = Run(policies=BY_DRIFT, warmup=0.25)
     data = run.slipstream.apply(unknown_length(), BATCH)
     run.fit(data, epochs=4, validation_data=batches().take(2))
@@ -125,7 +128,7 @@ def test_the_length_of_data_that_do_not_know_it_is_found_in_the_first_epoch(said
     assert not [words for words in said() if "ran out" in words or "epoch" in words]
 
 
-def test_an_epoch_that_keras_cuts_off_is_warned_of(said):
+def test_truncated_epoch_warns(said):
     run = Run(**FEWER_SKIPS)
     run.fit(run.slipstream.apply(unknown_length(), BATCH), epochs=3)
     (words, again) = (w for w in said() if "Keras ended epoch" in w)
@@ -134,7 +137,7 @@ def test_an_epoch_that_keras_cuts_off_is_warned_of(said):
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_steps_per_epoch_and_repeated_data_make_a_plan(epochs):
+def test_steps_per_epoch_with_repeated_data_gives_planned_steps(epochs):
     run = Run(policies=BY_DRIFT, warmup=0.5)
     data = run.slipstream.apply(batches().repeat())
     run.fit(data, epochs=epochs, steps_per_epoch=40)
@@ -144,13 +147,13 @@ def test_steps_per_epoch_and_repeated_data_make_a_plan(epochs):
     assert run.steps == 40 * epochs
 
 
-def test_data_that_did_not_go_through_apply_make_a_plan():
+def test_data_without_apply_gives_planned_steps():
     run = Run(policies=slip.DeferGradients(until=slip.Movement(0.01)), warmup=0.5)
     run.fit(batches(), epochs=2)
     assert run.slipstream.plan.steps == 2 * BATCHES
 
 
-def test_a_fit_that_goes_on_plans_what_is_left():
+def test_resumed_fit_plans_remaining_steps():
     run = Run(policies=BY_DRIFT)
     data = run.slipstream.apply(batches())
     run.fit(data, epochs=2)
@@ -158,7 +161,7 @@ def test_a_fit_that_goes_on_plans_what_is_left():
     assert run.slipstream.plan.steps == 5 * BATCHES
 
 
-def test_no_batch_is_read_to_find_their_size():
+def test_batch_size_is_found_without_reading():
     read = []
 
     def note(keys, label):
@@ -173,7 +176,7 @@ def test_no_batch_is_read_to_find_their_size():
     assert sum(1 for _ in halves) == BATCHES // 2 == run.slipstream.plan.batches
 
 
-def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
+def test_batches_larger_than_declared_raise():
     run = Run(policies=BY_DRIFT)
     doubled = batches().map(
         lambda *parts: tf.nest.map_structure(lambda p: tf.repeat(p, 2, 0), parts)
@@ -186,7 +189,7 @@ def test_batches_that_are_larger_than_they_were_said_to_be_are_an_error():
 
 
 @pytest.mark.parametrize("read", ["generated", "rebatched", "mapped"])
-def test_larger_batches_that_a_reader_or_rebatch_made_are_planned_as_those_trained(read, said):
+def test_plan_counts_trained_batches_of_larger_input_batches(read, said):
     run = Run(policies=BY_DRIFT, warmup=0.5)
     if read == "rebatched":
         data = (
@@ -205,7 +208,7 @@ def test_larger_batches_that_a_reader_or_rebatch_made_are_planned_as_those_train
     assert said() == []
 
 
-def test_the_size_that_a_reader_tells_is_the_default():
+def test_batch_size_defaults_to_reader():
     run = Run(policies=BY_DRIFT)
     reader = GeneratedReader(COUNT, "train", BATCH, fields=2, cardinalities=(20, 20))
     data = run.slipstream.apply(reader.dataset())
@@ -213,7 +216,7 @@ def test_the_size_that_a_reader_tells_is_the_default():
 
 
 @pytest.mark.parametrize("planned_steps", [None, BATCHES])
-def test_larger_batches_of_a_size_that_nothing_tells_are_warned_of(planned_steps, said):
+def test_larger_batches_of_unknown_size_warn(planned_steps, said):
     run = Run(policies=BY_DRIFT, planned_steps=planned_steps)
 
     def fours():
@@ -228,7 +231,7 @@ def test_larger_batches_of_a_size_that_nothing_tells_are_warned_of(planned_steps
     assert all(".rebatch(n)" in w and "planned_steps" in w for w in words)
 
 
-def test_a_batch_size_that_nothing_tells_is_asked_for():
+def test_unknown_batch_size_raises():
     run = Run(policies=BY_DRIFT)
     data = tf.data.Dataset.from_generator(
         lambda: iter([]),
@@ -252,7 +255,7 @@ def noted(weights):
 
 
 @pytest.mark.parametrize("settings", [{"keep_rate": 0.25}, {}], ids=str)
-def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
+def test_class_weights_and_skip_weights_are_multiplied(settings):
     run, weights = (
         Run(policies=slip.SkipExamples(slip.RowDrift(), fraction=0.5, **settings), warmup=0),
         [],
@@ -273,7 +276,7 @@ def test_class_weights_of_fit_and_weights_of_skipping_are_multiplied(settings):
     assert set(weights) <= expected and len(set(weights)) > len(expected) - 2
 
 
-def test_class_weights_train_as_keras_has_it():
+def test_class_weights_equal_keras():
     results = []
     for is_ours in (True, False):
         run = Run()
@@ -293,7 +296,7 @@ def test_class_weights_train_as_keras_has_it():
         ([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], [0.5, 3.0, 1.0]),
     ],
 )
-def test_class_weights_by_the_form_of_the_label(label, expected):
+def test_class_weights_support_all_label_forms(label, expected):
     from slipstream_tf.sampling.classifier import weigh_classes
 
     data = tf.data.Dataset.from_tensors((tf.zeros([3, 2]), tf.constant(label)))
@@ -305,20 +308,20 @@ def test_class_weights_by_the_form_of_the_label(label, expected):
 
 
 @pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, {0: float("nan")}, {0.5: 1.0}, 3])
-def test_wrong_class_weights(wrong):
+def test_invalid_class_weights_raise(wrong):
     run = Run(policies=BY_DRIFT)
     with pytest.raises(ValueError, match="Invalid `class_weight`"):
         run.slipstream.apply(batches(), class_weight=wrong)
 
 
-def test_class_weights_need_one_label():
+def test_class_weights_require_single_label():
     run = Run(policies=BY_DRIFT)
     data = batches().map(lambda x, y: (x, {"a": y, "b": y}))
     with pytest.raises(ValueError, match=r"Invalid `dataset`.*one label"):
         run.slipstream.apply(data, class_weight=WEIGHTS)
 
 
-def test_the_summary_shows_the_window_that_goes_on():
+def test_summary_shows_current_window():
     run = Run(policies=BY_DRIFT, steps=BATCHES + 4)
     run.fit(run.slipstream.apply(batches()))
     words = f"The current window has {BATCHES} of {BATCHES + 4} steps, {COUNT} examples"
@@ -378,7 +381,7 @@ def with_numbers(form, embeddings):
 
 @pytest.mark.parametrize("form", ["flat", "tuple"])
 @pytest.mark.parametrize("settings", POLICIES.values(), ids=POLICIES)
-def test_functional_models_take_every_policy(form, settings):
+def test_functional_models_support_every_policy(form, settings):
     run = Run()
     run.embeddings = EmbeddingCollection([Table("a", 4), Table("b", 4)], optimizers.SGD(0.05))
     run.slipstream = Slipstream(run.embeddings, window=Window(steps=5, warmup=0), **settings)

@@ -49,7 +49,7 @@ def rate(layer: EmbeddingCollection) -> float:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"apply": "step"}])
-def test_a_scheduler_reaches_the_rows(arguments: Any) -> None:
+def test_learning_rate_scheduler_changes_row_rate(arguments: Any) -> None:
     dense = keras.optimizers.SGD(0.25)
     model, layer = make(CombinedOptimizer(dense) if "apply" in arguments else dense, **arguments)
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.25 / 2**epoch)
@@ -64,7 +64,7 @@ def test_a_scheduler_reaches_the_rows(arguments: Any) -> None:
     assert moved[0] == -0.5 and moved[0] > moved[1] > moved[2]
 
 
-def test_a_plateau_reaches_the_rows() -> None:
+def test_reduce_lr_on_plateau_changes_row_rate() -> None:
     model, layer = make(keras.optimizers.SGD(0.25))
     plateau = keras.callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=1e9)
     fit(model, 3, [plateau])
@@ -72,7 +72,7 @@ def test_a_plateau_reaches_the_rows() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"steps_per_execution": 2}])
-def test_a_schedule_of_the_dense_layers_reaches_the_rows(arguments: Any) -> None:
+def test_dense_schedule_changes_row_rate(arguments: Any) -> None:
     steps = schedules.PiecewiseConstantDecay([1, 2], [0.25, 0.125, 0.0625])
     model, layer = make(keras.optimizers.SGD(steps), **arguments)
     fit(model, batch_size=4)
@@ -82,7 +82,7 @@ def test_a_schedule_of_the_dense_layers_reaches_the_rows(arguments: Any) -> None
 
 
 @pytest.mark.parametrize("dense", [0.25, 0.0])
-def test_rows_are_the_same_bit_for_bit_where_the_rate_stays(dense: float) -> None:
+def test_rows_are_bitwise_equal_at_constant_rate(dense: float) -> None:
     rows = []
     for follow in (True, False):
         model, layer = make(
@@ -94,7 +94,7 @@ def test_rows_are_the_same_bit_for_bit_where_the_rate_stays(dense: float) -> Non
 
 
 @pytest.mark.parametrize("own", ["no follow", "schedule", "variable"])
-def test_who_follows_nothing(own: str) -> None:
+def test_fixed_rates_do_not_follow_dense_rate(own: str) -> None:
     rules: dict[str, Any] = {
         "no follow": optimizers.SGD(0.5, follow=False),
         "schedule": optimizers.SGD(schedules.ExponentialDecay(0.5, 1, 1.0)),
@@ -105,7 +105,7 @@ def test_who_follows_nothing(own: str) -> None:
     assert rate(layer) == 0.5
 
 
-def test_the_dense_layers_variable_may_be_the_rows_rate() -> None:
+def test_dense_rate_variable_can_be_row_rate() -> None:
     dense = keras.optimizers.SGD(0.25)
     model, layer = make(dense, optimizers.SGD(dense.learning_rate))
     dense.learning_rate = 0.125
@@ -114,7 +114,7 @@ def test_the_dense_layers_variable_may_be_the_rows_rate() -> None:
     assert layer.store.gather("t", [0])[0].numpy() == -0.125
 
 
-def test_a_warm_up_rises_to_the_tables_rate() -> None:
+def test_warmup_rises_to_table_rate() -> None:
     steps = schedules.CosineDecay(0.0, 100, warmup_target=0.25, warmup_steps=2)
     model, layer = make(keras.optimizers.SGD(steps))
     fit(model)
@@ -123,14 +123,14 @@ def test_a_warm_up_rises_to_the_tables_rate() -> None:
     assert rate(layer) == 0.5
 
 
-def test_a_schedule_that_starts_at_nothing_is_refused() -> None:
+def test_schedule_starting_at_zero_raises() -> None:
     model, _ = make(keras.optimizers.SGD(schedules.PolynomialDecay(0.0, 10, 0.5)))
     with pytest.raises(ValueError, match=r"`learning_rate`: 0.0 for the tables that follow Poly"):
         fit(model)
 
 
 @pytest.mark.parametrize("dense", [0.0, 1e-7])
-def test_a_dense_rate_that_warms_up_does_not_take_rows_along(dense: float) -> None:
+def test_large_jump_of_dense_rate_raises(dense: float) -> None:
     model, layer = make(keras.optimizers.SGD(dense))
     fit(model)
     before = layer.table("t").read([0]).tolist()
@@ -141,7 +141,7 @@ def test_a_dense_rate_that_warms_up_does_not_take_rows_along(dense: float) -> No
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), -1.0, "fast"])
-def test_a_rate_by_hand_is_a_number(wrong: Any) -> None:
+def test_assigned_rate_must_be_number(wrong: Any) -> None:
     _, layer = make(keras.optimizers.SGD(0.25))
     table = layer.table("t")
     with pytest.raises(ValueError, match=r"`learning_rate`.*table 't'"):
@@ -152,7 +152,7 @@ def test_a_rate_by_hand_is_a_number(wrong: Any) -> None:
     assert rate(layer) == 0.125
 
 
-def test_models_that_share_a_table_follow_each_its_own_optimizer() -> None:
+def test_models_sharing_table_follow_their_optimizers() -> None:
     model, layer = make(keras.optimizers.SGD(0.25))
     other = keras.Model(model.inputs, layer(model.inputs[0])[:, 0])
     other.compile(keras.optimizers.SGD(4.0), mean_output)
@@ -167,7 +167,7 @@ def test_models_that_share_a_table_follow_each_its_own_optimizer() -> None:
     assert logs["rows_learning_rate"] == [0.25]
 
 
-def test_another_compile_starts_anew() -> None:
+def test_recompile_resets_reference_rate() -> None:
     model, layer = make(keras.optimizers.SGD(0.25))
     fit(model)
     model.compile(keras.optimizers.SGD(1.0), mean_output)
@@ -180,7 +180,7 @@ def test_another_compile_starts_anew() -> None:
     assert rate(layer) == 1.0 and float(layer.learning_rate) == 2.0
 
 
-def test_what_rows_follow_is_saved_and_restored(tmp_path: Any) -> None:
+def test_reference_rate_is_saved_and_restored(tmp_path: Any) -> None:
     model, layer = make(keras.optimizers.SGD(0.25))
     fit(model)
     model.optimizer.learning_rate = 0.125
@@ -204,7 +204,7 @@ def _saved(layer: EmbeddingCollection) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["LearningRates", "RanksCallback"])
-def test_the_logs_have_the_rate_and_the_first_epoch_may_change_it(kind: str) -> None:
+def test_logs_contain_row_rate_changed_in_first_epoch(kind: str) -> None:
     model, layer = make(keras.optimizers.SGD(0.25))
     ours = LearningRates() if kind == "LearningRates" else None
     ours = ours or RanksCallback(distributed.SingleProcess(), layer.store)
@@ -213,7 +213,7 @@ def test_the_logs_have_the_rate_and_the_first_epoch_may_change_it(kind: str) -> 
     assert history.history["rows_learning_rate"] == [0.125, 0.25]
 
 
-def test_logs_of_tables_with_rates_of_their_own() -> None:
+def test_logs_contain_rate_of_each_table() -> None:
     tables = [Table("a", 1, "adagrad"), Table("b", 1, optimizers.SGD(0.5))]
     layer = EmbeddingCollection(tables, name="tables")
     inputs = keras.Input((2,), dtype="int64")

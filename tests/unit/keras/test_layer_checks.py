@@ -18,7 +18,7 @@ def tables(combiner="sum"):
     return [slip.Table(name, 4, combiner=combiner) for name in ("a", "b")]
 
 
-class TestOfKeras(test_case.TestCase):
+class TestKerasLayerChecks(test_case.TestCase):
     """Runs Keras's layer checks.
 
     The mixed-precision check is off, because it needs loss scaling, which raises an error here.
@@ -36,7 +36,7 @@ class TestOfKeras(test_case.TestCase):
             **expected,
         )
 
-    def test_embedding(self):
+    def test_embedding_passes_keras_layer_test(self):
         for keys in (np.array([1, 2]), np.array([[1, 2], [3, 0]]), np.zeros((2, 3, 4), "int32")):
             for mask_zero in (False, True):
                 self.check(
@@ -47,7 +47,7 @@ class TestOfKeras(test_case.TestCase):
                     supports_masking=mask_zero,
                 )
 
-    def test_embedding_of_ragged_keys(self):
+    def test_embedding_of_ragged_keys_passes_keras_layer_test(self):
         self.check(
             slip.keras.Embedding,
             {"input_dim": 10, "output_dim": 4},
@@ -57,7 +57,7 @@ class TestOfKeras(test_case.TestCase):
             run_training_check=False,
         )
 
-    def test_key_matrix(self):
+    def test_key_matrix_passes_keras_layer_test(self):
         self.check(
             slip.keras.EmbeddingCollection,
             {"tables": tables(), "optimizer": slip.optimizers.SGD(0.1)},
@@ -70,7 +70,7 @@ INPUTS = {"a": tf.constant([[1, 2], [3, -1]]), "b": tf.constant([4, 4], tf.int64
 
 
 @pytest.mark.parametrize("combiner", ["sum", None])
-class TestDictionary:
+class TestDictionaryLayer:
     """Repeats the checks of `run_layer_test`.
 
     Note: `run_layer_test` would pass the entries of a dictionary as separate arguments.
@@ -82,7 +82,7 @@ class TestDictionary:
     def shapes(self, combiner):
         return {"a": (2, 4) if combiner else (2, 2, 4), "b": (2, 4)}
 
-    def test_serialization(self, combiner):
+    def test_dictionary_layer_serializes(self, combiner):
         layer = self.make(combiner)
         config = layer.get_config()
         again = type(layer).from_config(json.loads(json.dumps(config)))
@@ -92,12 +92,12 @@ class TestDictionary:
         assert revived.get_config() == config
         assert len(again.weights) == len(layer.weights)
 
-    def test_build(self, combiner):
+    def test_dictionary_layer_builds(self, combiner):
         layer = self.make(combiner)
         layer.build({name: keys.shape for name, keys in INPUTS.items()})
         assert layer.built and len(layer.trainable_weights) == 1
 
-    def test_symbolic_call(self, combiner):
+    def test_dictionary_layer_accepts_symbolic_call(self, combiner):
         inputs = {
             name: keras.KerasTensor(keys.shape, keys.dtype.name) for name, keys in INPUTS.items()
         }
@@ -105,7 +105,7 @@ class TestDictionary:
         assert {name: output.shape for name, output in outputs.items()} == self.shapes(combiner)
         assert {output.dtype for output in outputs.values()} == {"float32"}
 
-    def test_eager_call(self, combiner):
+    def test_dictionary_layer_accepts_eager_call(self, combiner):
         layer = self.make(combiner)
         outputs = layer(INPUTS)
         assert {name: tuple(o.shape) for name, o in outputs.items()} == self.shapes(combiner)
@@ -114,7 +114,7 @@ class TestDictionary:
         mask = getattr(outputs["a"], "_keras_mask", None)
         assert (mask is None) if combiner else mask.numpy().tolist() == [[1, 1], [1, 0]]
 
-    def test_compiled_training(self, combiner):
+    def test_dictionary_layer_trains_compiled(self, combiner):
         class Model(keras.Model):
             def __init__(self, layer):
                 super().__init__()

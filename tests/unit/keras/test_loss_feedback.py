@@ -81,7 +81,7 @@ HOW = [{}, {"run_eagerly": True}, {"steps_per_execution": 3}]
 
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("with_weight", [False, True])
-def test_every_trained_input_is_told_once_with_its_own_loss(how, with_weight):
+def test_every_trained_example_is_recorded_once_with_its_loss(how, with_weight):
     model, recorder = compiled(Linear(), **how), Recorder()
     model.optimizer.learning_rate = 0.0
     features, label, *weight = data(with_weight)
@@ -99,7 +99,7 @@ def test_every_trained_input_is_told_once_with_its_own_loss(how, with_weight):
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
-def test_evaluation_and_prediction_tell_nothing(how):
+def test_evaluation_and_prediction_record_nothing(how):
     model, recorder = compiled(Linear(), **how), Recorder()
     model.observe_losses_with(recorder)
     model.evaluate(dataset(), verbose=0)
@@ -110,7 +110,7 @@ def test_evaluation_and_prediction_tell_nothing(how):
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
-def test_training_is_the_same_to_the_bit(how):
+def test_recording_does_not_change_training(how):
     results = []
     for recorder in (None, Recorder()):
         keras.utils.set_random_seed(1)
@@ -124,7 +124,7 @@ def test_training_is_the_same_to_the_bit(how):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_recorder_can_be_set_changed_and_removed_between_fits():
+def test_recorder_can_change_between_fits():
     model, first, second = compiled(Linear()), Recorder(), Recorder()
     for recorder, expected in ((None, (0, 0)), (first, (7, 0)), (second, (7, 7)), (None, (7, 7))):
         model.observe_losses_with(recorder)
@@ -133,7 +133,7 @@ def test_a_recorder_can_be_set_changed_and_removed_between_fits():
     assert len(model.weights) == 2, "the recorder's variables are not the model's"
 
 
-def test_features_without_notes_or_names():
+def test_features_without_notes_are_recorded_without_flags():
     for x in (data(notes=False)[0], data()[0]["dense"]):
         model, recorder = compiled(Linear()), Recorder()
         model.observe_losses_with(recorder)
@@ -154,7 +154,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("activation", "loss"), LOSSES)
-def test_logits_and_probabilities_have_the_same_losses(activation, loss):
+def test_logits_and_probabilities_give_same_losses(activation, loss):
     model, recorder = compiled(Linear(activation), loss), Recorder()
     model.optimizer.learning_rate = 0.0
     features, label = data()
@@ -164,7 +164,7 @@ def test_logits_and_probabilities_have_the_same_losses(activation, loss):
     np.testing.assert_allclose(recorder.rows[:, 0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_sure_predictions_have_finite_losses():
+def test_saturated_predictions_have_finite_losses():
     for activation in ("sigmoid", None):
         loss = keras.losses.BinaryCrossentropy(from_logits=activation is None)
         model, recorder = compiled(Linear(activation), loss), Recorder()
@@ -183,7 +183,7 @@ def click_model(returns_logits):
 
 
 @pytest.mark.parametrize("returns_logits", [False, True])
-def test_click_models_tell_their_losses_and_pass_over_notes(returns_logits):
+def test_click_models_record_losses_and_ignore_notes(returns_logits):
     model, recorder = click_model(returns_logits), Recorder()
     compiled(model, keras.losses.BinaryCrossentropy(from_logits=returns_logits))
     generator = np.random.default_rng(0)

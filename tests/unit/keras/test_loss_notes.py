@@ -67,13 +67,13 @@ def fit_other(model, loss, labels, recorder):
 
 
 @pytest.mark.parametrize(("make", "loss", "labels"), OTHERS, ids=IDS)
-def test_other_losses_and_several_outputs_are_refused_where_losses_are_recorded(make, loss, labels):
+def test_recording_other_losses_or_multiple_outputs_raises(make, loss, labels):
     with pytest.raises(ValueError, match=r"Invalid `loss`: .*binary cross-entropy with one output"):
         fit_other(make(), loss, labels, Recorder())
 
 
 @pytest.mark.parametrize(("make", "loss", "labels"), OTHERS, ids=IDS)
-def test_other_losses_and_several_outputs_train(make, loss, labels):
+def test_other_losses_and_multiple_outputs_train_without_recorder(make, loss, labels):
     fit_other(make(), loss, labels, None)
 
 
@@ -104,7 +104,7 @@ class Subclassed(Model):
     ],
     ids=["functional", "sequential", "built", "subclassed", "functional subclass", "mixin"],
 )
-def test_models_of_every_kind_see_the_features_without_notes(make):
+def test_models_receive_features_without_notes(make):
     model, recorder = make(), Recorder()
     model.compile("sgd", "binary_crossentropy")
     model.observe_losses_with(recorder)
@@ -113,7 +113,7 @@ def test_models_of_every_kind_see_the_features_without_notes(make):
     assert model.predict(features(), verbose=0).shape == (COUNT, 1)
 
 
-def test_a_functional_model_leaves_the_base_class_as_it_is():
+def test_functional_model_does_not_change_base_class():
     bases = Model.__bases__
     assert isinstance(Model(*network()), Model)
     assert isinstance(type("Own", (Model,), {})(*network()), Model)
@@ -121,7 +121,7 @@ def test_a_functional_model_leaves_the_base_class_as_it_is():
     assert Subclassed()(features()).shape == (COUNT, 1)
 
 
-def test_a_functional_model_is_saved_and_cloned(tmp_path):
+def test_functional_model_can_be_saved_and_cloned(tmp_path):
     model = Model(*network())
     model.compile("sgd", "mse")
     model.save(tmp_path / "m.keras")
@@ -131,7 +131,7 @@ def test_a_functional_model_is_saved_and_cloned(tmp_path):
     np.testing.assert_array_equal(loaded(features()), model(features()))
 
 
-def test_an_input_that_is_named_like_a_note_is_the_models():
+def test_input_named_like_note_is_passed_to_model():
     names = ("log_odds_offset", "shop")
     inputs = {name: keras.Input((), name=name, dtype="int64") for name in names}
     table = keras.layers.Embedding(100, 2)
@@ -169,7 +169,7 @@ class OwnStep(Model):
 
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("mode", ["compute_loss", "record", "two losses"])
-def test_an_own_step_tells_its_losses(mode, eagerly):
+def test_custom_step_records_losses(mode, eagerly):
     model, recorder = OwnStep(*network()), Recorder()
     model.mode = mode
     model.compile(keras.optimizers.SGD(0.0), "binary_crossentropy", run_eagerly=eagerly)
@@ -185,7 +185,7 @@ def test_an_own_step_tells_its_losses(mode, eagerly):
         ("without x", r"Invalid `x`: None.*self\.compute_loss\(x=x"),
     ],
 )
-def test_misuse_in_an_own_step(mode, message):
+def test_misuse_in_custom_step_raises(mode, message):
     model = OwnStep(*network())
     model.mode = mode
     model.compile("sgd", "binary_crossentropy")

@@ -46,7 +46,7 @@ def fit(model, data, callbacks, **options):
     return model.fit(data, callbacks=callbacks, verbose=0, shuffle=False, **options)
 
 
-def test_an_engine_of_another_models_layer(tmp_path):
+def test_engine_of_other_model_raises(tmp_path):
     embeddings, model = make()
     slipstream = engine(embeddings)
     model.save(tmp_path / "m.keras")
@@ -57,7 +57,7 @@ def test_an_engine_of_another_models_layer(tmp_path):
     fit(model, slipstream.apply(batches()), [slipstream.callback()])
 
 
-def test_a_layer_deep_in_a_model_is_found():
+def test_layer_in_nested_model_is_found():
     embeddings, inner = make()
     inputs = keras.Input((2,), dtype="int64")
     outer = slip.keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
@@ -68,7 +68,7 @@ def test_a_layer_deep_in_a_model_is_found():
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_two_callbacks_of_one_engine(is_same):
+def test_two_callbacks_of_one_engine_raise(is_same):
     embeddings, model = make()
     slipstream = engine(embeddings)
     first = slipstream.callback()
@@ -81,7 +81,7 @@ def test_two_callbacks_of_one_engine(is_same):
     assert slipstream.end_window().step == 2 * BATCHES
 
 
-def test_two_engines_of_one_layer():
+def test_two_engines_of_one_layer_raise():
     embeddings, model = make()
     first, second = engine(embeddings), engine(embeddings)
     with pytest.raises(ValueError, match=r"Invalid `callbacks`: '2 Slipstream callbacks'"):
@@ -93,7 +93,7 @@ def test_two_engines_of_one_layer():
     fit(model, second.apply(batches()), [second.callback()])
 
 
-def test_validation_data_of_apply():
+def test_validation_data_from_apply_raises():
     embeddings, model = make()
     slipstream = engine(embeddings)
     train = slipstream.apply(batches())
@@ -105,7 +105,7 @@ def test_validation_data_of_apply():
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5])
-def test_class_weights_of_a_plain_model_go_to_apply(keep):
+def test_class_weights_of_plain_model_must_be_passed_to_apply(keep):
     embeddings, model = make(keras.Model)
     slipstream = engine(embeddings, slip.SkipExamples(score=slip.RowDrift(), keep_rate=keep))
     weights = {0: 1.0, 1: 2.0}
@@ -115,7 +115,7 @@ def test_class_weights_of_a_plain_model_go_to_apply(keep):
     fit(model, slipstream.apply(batches(), class_weight=weights), callbacks)
 
 
-def test_batches_fetched_ahead_are_warned_of():
+def test_prefetch_after_apply_warns():
     embeddings, model = make(keras.Model)
     slipstream = engine(embeddings, slip.SkipExamples(score=slip.RowDrift()))
     data = slipstream.apply(batches()).prefetch(4)
@@ -124,7 +124,7 @@ def test_batches_fetched_ahead_are_warned_of():
         fit(model, data, [slipstream.callback(), slow])
 
 
-def test_no_such_warning_without_cause():
+def test_no_prefetch_warning_without_prefetch():
     embeddings, model = make(keras.Model)
     slipstream = engine(embeddings, slip.SkipExamples(score=slip.RowDrift()))
     data = slipstream.apply(batches())
@@ -134,7 +134,7 @@ def test_no_such_warning_without_cause():
         fit(model, data, [slipstream.callback()])
 
 
-def test_the_callback_with_and_without_its_brackets(tmp_path):
+def test_callback_works_with_and_without_call(tmp_path):
     embeddings, model = make()
     slipstream = engine(embeddings)
     fit(model, slipstream.apply(batches()), [slipstream.callback])
@@ -142,27 +142,27 @@ def test_the_callback_with_and_without_its_brackets(tmp_path):
     assert isinstance(slipstream.callback(tmp_path), SaturationCallback)
 
 
-def test_the_engine_itself_is_no_callback():
+def test_engine_as_callback_raises():
     embeddings, model = make()
     with pytest.raises(TypeError, match=r"callbacks=\[slipstream\.callback\]"):
         fit(model, batches(), [engine(embeddings)])
 
 
-def test_arrays_are_no_data_set():
+def test_arrays_instead_of_dataset_raise():
     slipstream = engine(make()[0])
     for wrong in (arrays(), arrays()[0], [batches()]):
         with pytest.raises(ValueError, match=r"Invalid `dataset`.*from_tensor_slices\(\(x, y\)\)"):
             slipstream.apply(wrong)
 
 
-def test_elements_that_are_no_batches():
+def test_unbatched_elements_raise():
     slipstream = engine(make()[0])
     with pytest.raises(ValueError, match=r"a batch dimension.*\.batch\(n\)"):
         slipstream.apply(batches().unbatch())
 
 
 @pytest.mark.parametrize("shape", [[-1], [-1, 1]])
-def test_a_label_that_is_not_a_number(shape):
+def test_non_numeric_label_raises(shape):
     embeddings, model = make()
     slipstream = engine(embeddings)
 
@@ -175,14 +175,14 @@ def test_a_label_that_is_not_a_number(shape):
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
 
 
-def test_labels_of_several_tasks_may_be_missing():
+def test_labels_of_multiple_tasks_can_be_missing():
     slipstream = engine(make()[0])
     data = batches().map(lambda x, y: (x, tf.stack([y, y * np.nan], axis=1)))
     assert sum(1 for _ in slipstream.apply(data)) == BATCHES
 
 
 @pytest.mark.parametrize("kind", ["none", "layer", "swapped"])
-def test_ranks_need_a_store(kind):
+def test_ranks_callback_requires_store(kind):
     embeddings, _ = make()
     comm, store = SingleProcess(), {"none": None, "layer": embeddings}.get(kind)
     if kind == "swapped":
@@ -191,7 +191,7 @@ def test_ranks_need_a_store(kind):
         RanksCallback(comm, store)
 
 
-def test_ranks_are_told_of_one_process_too():
+def test_ranks_callback_accepts_single_process():
     embeddings, model = make()
     with pytest.raises(ValueError, match=r"Invalid `comm`: None.*distributed\.init\(\)"):
         RanksCallback(None, embeddings.store)
@@ -202,15 +202,15 @@ def test_ranks_are_told_of_one_process_too():
 @pytest.mark.parametrize(
     ("version", "numbers"), [("3.15.1", (3, 15)), ("2.21.0-rc1", (2, 21)), ("3.0", (3, 0))]
 )
-def test_version_numbers(version, numbers):
+def test_version_numbers_are_parsed(version, numbers):
     assert _compat.version_numbers(version) == numbers
 
 
-def test_keras_3_is_found():
+def test_keras_3_is_accepted():
     assert _compat.require_keras() is keras
 
 
-def test_keras_2_is_refused(monkeypatch):
+def test_keras_2_raises(monkeypatch):
     monkeypatch.setattr(keras, "__version__", "2.15.0")
     with pytest.raises(
         ImportError, match=r"requires Keras 3, but keras 2\.15\.0 is installed\. Run: pip"
@@ -218,13 +218,13 @@ def test_keras_2_is_refused(monkeypatch):
         _compat.require_keras()
 
 
-def test_another_backend_is_refused(monkeypatch):
+def test_other_backend_raises(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ImportError, match=r"the backend is 'jax'\. Set KERAS_BACKEND=tensorflow"):
         _compat.require_keras()
 
 
-def test_arrays_become_tensors_of_their_own_dtype():
+def test_arrays_become_tensors_of_same_dtype():
     inputs = {"keys": {"a": np.array([1 << 60])}, "dense": tf.zeros((1, 2))}
     outputs = _compat.arrays_to_tensors(inputs)
     assert outputs["keys"]["a"].dtype == tf.int64

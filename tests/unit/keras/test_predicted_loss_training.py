@@ -73,7 +73,7 @@ def skip(**settings):
         *(("model", correction, True) for correction in ("weight", "offset")),
     ],
 )
-def test_keeps_its_share_and_stays_calibrated(pilot, correction, logits):
+def test_subsampling_keeps_fraction_and_calibration(pilot, correction, logits):
     keys, label = clicks(60_000)
     model, slipstream = build(skip(pilot=pilot, correction=correction), logits=logits)
     fit(model, slipstream, dataset(keys, label))
@@ -88,7 +88,7 @@ def test_keeps_its_share_and_stays_calibrated(pilot, correction, logits):
     assert keras.metrics.AUC()(label, predicted) > 0.8
 
 
-def test_over_seeds_calibration_is_within_2_percent_of_plain_trainings():
+def test_calibration_over_seeds_is_within_2_percent_of_plain_training():
     ratios = {"weight": [], "offset": []}
     test_keys, _ = clicks(20_000, seed=1)
     for seed in range(2, 5):
@@ -108,7 +108,7 @@ def test_over_seeds_calibration_is_within_2_percent_of_plain_trainings():
         assert np.mean(found) == pytest.approx(1.0, abs=0.02), (correction, found)
 
 
-def test_weights_of_a_window_add_up_to_its_examples():
+def test_weights_of_window_sum_to_number_of_examples():
     keys, label = clicks(20_000)
     _, slipstream = build(skip())
     slipstream.tracker.classifier.configure("predicted_loss", 0.2, keep_rate=0.05)
@@ -122,7 +122,7 @@ def test_weights_of_a_window_add_up_to_its_examples():
     assert positives / label.sum() == pytest.approx(1.0, abs=0.03)
 
 
-def test_what_is_left_over_counts_as_much_as_any_other_example():
+def test_partial_last_batch_has_equal_weight_per_example():
     keys, label = clicks(BATCH + 1)
     _, slipstream = build(skip())
     (_, _, first), (_, _, last) = slipstream.apply(dataset(keys, label))
@@ -140,7 +140,7 @@ def test_batches_are_full_and_in_order():
     assert np.all(np.diff(np.concatenate(batches)) > 0)
 
 
-def test_own_sample_weights_are_multiplied_and_learnt_by():
+def test_user_sample_weights_are_multiplied_and_train_pilot():
     keys, label = clicks(2_000)
     weight = np.full(2_000, 3.0, np.float32)
     learnt = []
@@ -157,7 +157,7 @@ def test_own_sample_weights_are_multiplied_and_learnt_by():
 
 
 @pytest.mark.parametrize("correction", ["weight", "offset"])
-def test_the_models_own_pilot_with_batches_of_which_nothing_is_left(correction):
+def test_model_pilot_handles_batches_with_all_examples_dropped(correction):
     keys, label = clicks(6)
     _, slipstream = build(skip(pilot="model", correction=correction))
     slipstream.tracker.classifier.configure("predicted_loss", 1.0, keep_rate=1e-6)
@@ -169,7 +169,7 @@ def test_the_models_own_pilot_with_batches_of_which_nothing_is_left(correction):
     assert y.shape == weight.shape == (0,)
 
 
-def test_a_fit_without_the_callback_is_not_thinned():
+def test_fit_without_callback_drops_nothing():
     keys, label = clicks(8_000)
     model, slipstream = build(skip(pilot="model"))
     fit(model, slipstream, dataset(keys, label))
@@ -178,7 +178,7 @@ def test_a_fit_without_the_callback_is_not_thinned():
     assert slipstream.tracker.classifier.counts().examples_seen == seen
 
 
-def test_other_pilots_numbers_are_not_taken(tmp_path):
+def test_pilot_of_other_size_is_not_restored(tmp_path):
     keys, label = clicks(4_000)
     model, slipstream = build(skip(memory="1MiB"))
     fit(model, slipstream, dataset(keys, label))
@@ -189,7 +189,7 @@ def test_other_pilots_numbers_are_not_taken(tmp_path):
         assert (other.tracker.classifier.export_pilot()["buckets"].size > 0) == bool(size)
 
 
-def test_a_model_with_a_train_step_of_its_own_is_told_to_ask_the_pilot():
+def test_custom_train_step_error_names_subsample():
     class Own(slip.keras.Model):
         def train_step(self, data):
             x, y, *_ = data
@@ -205,7 +205,7 @@ def test_a_model_with_a_train_step_of_its_own_is_told_to_ask_the_pilot():
         fit(model, slipstream, dataset(keys, label))
 
 
-def test_smoothed_labels_have_no_offset():
+def test_smoothed_labels_raise_with_offset_correction():
     keys, label = clicks(2_000)
     model, slipstream = build(skip(correction="offset"))
     smoothed = keras.losses.BinaryCrossentropy(label_smoothing=0.1)
@@ -227,7 +227,7 @@ def test_labels_between_0_and_1_have_weights_but_no_offset():
         list(slipstream.apply(dataset(keys, np.full(1_000, 2.0, np.float32))))
 
 
-def test_of_several_labels_the_largest_counts():
+def test_largest_of_multiple_labels_is_click():
     one = tf.constant([0, 1, 0])
     both = {"a": one[:, None], "b": tf.constant([[0.0, 0.0], [0.0, 0.5], [0.25, 0.0]])}
     np.testing.assert_array_equal(click_of(one), [0.0, 1.0, 0.0])
@@ -235,7 +235,7 @@ def test_of_several_labels_the_largest_counts():
 
 
 @pytest.mark.parametrize("pilot", ["fm", "model"])
-def test_a_dry_run_trains_as_plain_training_does(pilot):
+def test_dry_run_equals_plain_training(pilot):
     keys, label = clicks(20_000)
     plain, watching = build(())
     fit(plain, watching, dataset(keys, label))
@@ -248,7 +248,7 @@ def test_a_dry_run_trains_as_plain_training_does(pilot):
     assert "examples" in str(slipstream.report())
 
 
-def test_a_checkpoint_goes_on_with_what_the_pilot_has_learnt(tmp_path):
+def test_checkpoint_restores_pilot(tmp_path):
     keys, label = clicks(30_000)
     model, slipstream = build(skip())
     fit(model, slipstream, dataset(keys[:15_360], label[:15_360]))
@@ -267,28 +267,28 @@ def test_a_checkpoint_goes_on_with_what_the_pilot_has_learnt(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"correction": "offset"}, {"pilot": "model"}])
-def test_what_needs_our_loss_is_refused_beside_a_plain_keras_model(settings):
+def test_settings_that_require_slip_model_raise_with_keras_model(settings):
     keys, label = clicks(1_000)
     model, slipstream = build(skip(**settings), kind=keras.Model)
     with pytest.raises(ValueError, match=r"which is not a slip\.keras\.Model"):
         fit(model, slipstream, dataset(keys, label))
 
 
-def test_weights_go_through_a_plain_keras_model():
+def test_weight_correction_works_with_plain_keras_model():
     keys, label = clicks(20_000)
     model, slipstream = build(skip(), kind=keras.Model)
     fit(model, slipstream, dataset(keys, label))
     assert slipstream.report().examples_skipped > 5_000
 
 
-def test_data_without_labels_is_refused():
+def test_data_without_labels_raises():
     keys, label = clicks(100)
     _, slipstream = build(skip())
     with pytest.raises(ValueError, match="the pilot learns from labels"):
         slipstream.apply(dataset(keys, label).map(lambda x, y: x))
 
 
-def test_ragged_and_padded_features():
+def test_ragged_and_padded_features_are_subsampled():
     keys, label = clicks(4_000)
     embeddings = slip.keras.EmbeddingCollection([slip.Table("first", 4)])
     slipstream = slip.Slipstream(embeddings, skip())

@@ -96,7 +96,7 @@ def train_on(batches, ahead=True, **settings):
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3])
-def test_working_ahead_skips_the_same_inputs(keep):
+def test_look_ahead_skips_same_examples(keep):
     trained, reports = train_on(60, skip_keep_rate=keep)
     alone, reports_alone = train_on(60, ahead=False, skip_keep_rate=keep)
     assert alone == trained
@@ -107,7 +107,7 @@ def test_working_ahead_skips_the_same_inputs(keep):
     assert sum(r.examples_skipped for r in reports) > 0
 
 
-def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made():
+def test_end_window_waits_for_batch_in_progress():
     embeddings = make_embeddings()
     slipstream = make_engine(embeddings, window_steps=100)
     keys = np.arange(40 * BATCH_SIZE).reshape(-1, 2) % 50
@@ -129,7 +129,7 @@ def test_a_window_that_is_ended_by_hand_waits_for_the_batch_that_is_being_made()
     assert slipstream.end_window().examples_seen == 0
 
 
-def test_a_dry_run_counts_long_windows_by_a_share_of_their_batches():
+def test_dry_run_samples_batches_of_long_windows():
     # Four examples for each of the 8 sample entries suffice, which is 32 of 320 examples. Therefore
     # the dry run counts one batch in ten.
     settings = {"window_steps": 40, "sample": 8}
@@ -145,7 +145,7 @@ def test_a_dry_run_counts_long_windows_by_a_share_of_their_batches():
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_the_callback_counts_whatever_the_steps_per_execution(steps_per_execution):
+def test_callback_counts_steps_with_any_steps_per_execution(steps_per_execution):
     embeddings = make_embeddings()
     model = make_model(embeddings)
     model.compile(optimizer="sgd", loss="mse", steps_per_execution=steps_per_execution)
@@ -167,7 +167,7 @@ def test_evaluate_and_predict_are_not_counted():
     assert slipstream.end_window().step == 0
 
 
-def test_steps_by_hand():
+def test_step_ends_windows():
     slipstream = make_engine(make_embeddings())
     reports = [slipstream.step() for _ in range(10)]
     assert [i for i, report in enumerate(reports) if report is not None] == [4, 9]
@@ -176,7 +176,7 @@ def test_steps_by_hand():
     assert len(slipstream.report().reports) == 4
 
 
-def test_a_classifier_of_steps_follows_the_engine():
+def test_classifier_in_custom_step_follows_engine():
     embeddings = make_embeddings()
     # A dry run makes the same decisions but drops no examples, so that training sees every batch.
     chosen = {"threshold": 0.1, "skip_alpha": 0.5, "window_steps": 5, "warmup": 0}
@@ -200,27 +200,27 @@ def test_a_classifier_of_steps_follows_the_engine():
 
 
 @pytest.mark.parametrize("form", ["matrix", "keys"])
-def test_keys_are_found_in_the_usual_places(form):
+def test_keys_are_found_in_common_structures(form):
     slipstream = make_engine(make_embeddings())
     list(slipstream.apply(make_data(2, form), batch_size=BATCH_SIZE))
     assert slipstream.end_window().examples_seen == 2 * BATCH_SIZE
 
 
-def test_get_keys_finds_them_elsewhere():
+def test_get_keys_extracts_keys_from_other_structures():
     slipstream = make_engine(make_embeddings())
     data = make_data(2).map(lambda keys, label: {"k": keys, "y": label})
     list(slipstream.apply(data, BATCH_SIZE, get_keys=lambda element: element["k"]))
     assert slipstream.end_window().examples_seen == 2 * BATCH_SIZE
 
 
-def test_a_forgotten_callback_is_warned_of_once():
+def test_missing_callback_warns_once():
     slipstream = make_engine(make_embeddings())
     with pytest.warns(RuntimeWarning, match=r"10 batches .*`slipstream\.callback`") as caught:
         list(slipstream.apply(make_data(30), batch_size=BATCH_SIZE))
     assert len(caught) == 1
 
 
-def test_no_warning_where_steps_are_counted():
+def test_counted_steps_do_not_warn():
     slipstream = make_engine(make_embeddings())
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -228,7 +228,7 @@ def test_no_warning_where_steps_are_counted():
             slipstream.step()
 
 
-def test_a_loss_scale_optimizer_is_refused():
+def test_loss_scale_optimizer_raises():
     embeddings = make_embeddings()
     model = make_model(embeddings)
     model.compile(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
@@ -252,12 +252,12 @@ def test_a_loss_scale_optimizer_is_refused():
         ({"comm": slip.distributed.SingleProcess()}, "`comm`.*Slipstream with a layer"),
     ],
 )
-def test_wrong_arguments(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         Slipstream(**{"embeddings": make_embeddings(), **arguments})
 
 
-def test_public_names():
+def test_public_names_exist():
     assert slip.Slipstream is Slipstream
     assert slip.keras.EmbeddingCollection is EmbeddingCollection
     assert isinstance(Slipstream(make_embeddings()).callback(), SaturationCallback)
@@ -287,7 +287,7 @@ def report(window, seen, skipped):
     )
 
 
-def test_the_report_adds_up_and_prints_a_table():
+def test_report_sums_windows_and_prints_table():
     found = SavingsReport(
         [report(0, 3000, 0), report(1, 1000, 400)], engine_settings("skip_examples")
     )
@@ -303,13 +303,13 @@ def test_the_report_adds_up_and_prints_a_table():
     assert lines[-1] == "; ".join(parts)
 
 
-def test_a_report_without_windows():
+def test_report_without_windows_is_empty():
     empty = SavingsReport([], engine_settings("skip_examples"))
     assert empty.to_dict()["skipped_fraction"] == 0.0
     assert "0 of 0 examples skipped" in empty.table()
 
 
-def test_planned_steps_are_those_of_training():
+def test_planned_steps_equal_training_steps():
     slipstream = make_engine(make_embeddings(), warmup=0.25)
     data = make_data(80).unbatch().batch(4 * BATCH_SIZE, drop_remainder=True)
     data = data.apply(tf.data.experimental.assert_cardinality(20))
@@ -327,13 +327,13 @@ def test_planned_steps_are_those_of_training():
         ("mask_gradients", {"mask_decay_moments": True}, "`decay_moments`: True"),
     ],
 )
-def test_what_a_store_cannot_do_is_refused_at_construction(policy, settings, message):
+def test_unsupported_store_raises_at_construction(policy, settings, message):
     store = slip.tables.VariableStore({"a": tf.Variable(tf.zeros([10, 4]))})
     with pytest.raises(ValueError, match=f"Invalid {message}.*VariableStore"):
         Slipstream(store, features={"f": "a"}, **engine_arguments(policy, **settings))
 
 
-def test_one_policy_and_one_budget_need_no_list():
+def test_single_policy_and_budget_need_no_list():
     policy = SkipExamples(RowDrift())
     one = Slipstream(make_embeddings(), policy, max_auc_loss=0.001)
     assert one.settings == Slipstream(make_embeddings(), [policy], max_auc_loss=0.001).settings
@@ -354,7 +354,7 @@ def auc_of(rule: Any) -> float:
     return float(model.evaluate(test.dataset().take(20), verbose=0)[1])
 
 
-def test_the_default_learns_as_the_three_arguments_did_and_kerass_values_do_not() -> None:
+def test_default_adagrad_outperforms_keras_defaults() -> None:
     assert optimizers.Adagrad(0.05) == optimizers.Adagrad(0.05, 0.0, 1e-7)
     by_default = auc_of(None)
     assert by_default > 0.70, by_default
@@ -407,7 +407,7 @@ def train(layers, **settings):
     ],
     ids=lambda policies: type(policies[0]).__name__,
 )
-def test_two_layers_train_as_one(policies):
+def test_two_layers_equal_one_layer(policies):
     (one, of_one), (two, of_two) = (
         train(layers, policies=policies) for layers in ([layer("a", "b")], [layer("a"), layer("b")])
     )
@@ -422,7 +422,7 @@ def test_two_layers_train_as_one(policies):
             np.testing.assert_array_equal(contents[part], of_two[name][part])
 
 
-def test_its_checkpoint_goes_on(tmp_path):
+def test_checkpoint_of_two_layers_is_restored(tmp_path):
     layers = [layer("a"), layer("b")]
     slipstream, _ = train(layers, policies=slip.SkipExamples(slip.RowDrift()))
     path = tf.train.Checkpoint(layers=layers, slipstream=slipstream).save(tmp_path / "c")
@@ -437,7 +437,7 @@ def test_its_checkpoint_goes_on(tmp_path):
     assert len(other.tracker.reports) == len(slipstream.tracker.reports)
 
 
-def test_a_joined_store_has_all_tables():
+def test_joined_store_contains_all_tables():
     layers = [layer("a"), layer("b")]
     store = slip.Slipstream(layers).store
     assert [table.name for table in store.tables] == ["a", "b"]
@@ -461,6 +461,6 @@ def test_a_joined_store_has_all_tables():
         (list, r"`embeddings`: \[\]"),
     ],
 )
-def test_layers_that_do_not_go_together_are_refused(layers, message):
+def test_incompatible_layers_raise(layers, message):
     with pytest.raises(ValueError, match=message):
         slip.Slipstream(layers())

@@ -82,13 +82,13 @@ def reference(model, inputs):
 
 
 @pytest.mark.parametrize("dense", [0, 3])
-def test_values(dense):
+def test_outputs_equal_numpy(dense):
     model = make_model(dense)
     inputs, _ = make_data(dense=dense)
     np.testing.assert_allclose(model(inputs), reference(model, inputs), rtol=1e-4, atol=1e-6)
 
 
-def test_ragged_histories_are_padded_ones():
+def test_ragged_histories_equal_padded_histories():
     model = make_model()
     inputs, _ = make_data()
     ragged = {
@@ -103,7 +103,7 @@ def test_ragged_histories_are_padded_ones():
     np.testing.assert_allclose(model({"keys": wider}), model(inputs), rtol=1e-5)
 
 
-def test_overfits_a_thousand_examples():
+def test_model_overfits_thousand_examples():
     keras.utils.set_random_seed(0)
     inputs, labels = make_data(1000, keys=40)
     model = make_model(attention=[16], deep=[128, 64], batch_norm=True)
@@ -112,7 +112,7 @@ def test_overfits_a_thousand_examples():
     assert model.evaluate(inputs, labels, verbose=0)[1] > 0.95
 
 
-def test_saving_and_serving(tmp_path):
+def test_model_saves_and_serves(tmp_path):
     model = make_model(2, l2=0.01, returns_logits=True)
     inputs, labels = make_data(dense=2)
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
@@ -128,12 +128,12 @@ def test_saving_and_serving(tmp_path):
 @pytest.mark.parametrize(
     "history", [None, {}, {"clicked": "item"}, {**HISTORY, "bought": "clicked"}, {"user": "item"}]
 )
-def test_histories_that_do_not_fit(history):
+def test_invalid_histories_raise(history):
     with pytest.raises(ValueError, match=r"`history`.*\['bought', 'clicked'\], to a feature"):
         make_model(history=history)
 
 
-def test_errors_name_what_is_wrong():
+def test_errors_name_invalid_argument():
     with pytest.raises(ValueError, match="`attention`"):
         make_model(attention=[])
     with pytest.raises(ValueError, match="`keys`"):

@@ -10,7 +10,7 @@ from slipstream_tf.models.interaction import pair_order, pairwise_dots
 
 
 @pytest.mark.parametrize("count", range(2, 12))
-def test_each_pair_once(count):
+def test_each_pair_occurs_once(count):
     pairs = [(i, j) for i in range(count) for j in range(i)]
     assert sorted(pair_order(count)) == pairs
     vectors = np.random.default_rng(count).normal(size=(3, count, 5)).astype(np.float32)
@@ -20,7 +20,7 @@ def test_each_pair_once(count):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
-def test_gradient_of_the_dots(count):
+def test_gradient_of_dots_equals_reference(count):
     generator = np.random.default_rng(count)
     vectors = tf.constant(generator.normal(size=(2, count, 3)))
     pairs = pair_order(count)
@@ -35,16 +35,16 @@ def test_gradient_of_the_dots(count):
     np.testing.assert_allclose(tape.gradient(loss, vectors), expected, rtol=1e-10)
 
 
-def test_a_batch_of_none():
+def test_empty_batch_has_shape():
     assert pairwise_dots(tf.zeros((0, 4, 3))).shape == (0, 6)
 
 
-def test_unknown_batch_keeps_the_static_width():
+def test_unknown_batch_size_keeps_static_width():
     function = tf.function(pairwise_dots, input_signature=[tf.TensorSpec((None, 5, 3))])
     assert function.get_concrete_function().structured_outputs.shape.as_list() == [None, 10]
 
 
-def test_second_gradient_of_the_dots():
+def test_second_gradient_of_dots_equals_reference():
     count = 5
     vectors = tf.constant(np.random.default_rng(count).normal(size=(2, count, 3)))
     with tf.GradientTape() as outer:
@@ -64,7 +64,7 @@ def test_second_gradient_of_the_dots():
     np.testing.assert_allclose(outer.gradient(first, vectors), expected, rtol=1e-10)
 
 
-def test_both_passes_take_two_products_and_no_slow_gradients():
+def test_forward_and_backward_use_two_matrix_products():
     @tf.function(input_signature=[tf.TensorSpec((None, 27, 16))])
     def both_passes(vectors):
         with tf.GradientTape() as tape:

@@ -66,7 +66,7 @@ def relu(values):
     return np.maximum(values, 0)
 
 
-def test_dlrm_against_numpy():
+def test_dlrm_equals_numpy():
     model = make_dlrm(returns_logits=True)
     inputs, _ = make_data()
     weights = [w.numpy() for w in [*model.bottom.weights, *model.top.weights]]
@@ -79,7 +79,7 @@ def test_dlrm_against_numpy():
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_dcn_against_numpy():
+def test_dcn_equals_numpy():
     model = make_dcn(cross_layers=1, deep=[], returns_logits=True)
     inputs, _ = make_data()
     vectors = model.embeddings(inputs["keys"]).numpy().reshape(-1, FIELDS * DIM)
@@ -92,7 +92,7 @@ def test_dcn_against_numpy():
 
 
 @pytest.mark.parametrize("dense", [0, DENSE])
-def test_deepfm_against_numpy(dense):
+def test_deepfm_equals_numpy(dense):
     model = make_deepfm(dense, deep=[], returns_logits=True)
     inputs, _ = make_data(dense=dense)
     rows = model.embeddings(inputs["keys"]).numpy()
@@ -114,7 +114,7 @@ def test_deepfm_against_numpy(dense):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dense", [0, DENSE])
-def test_training_lowers_the_loss(name, dense):
+def test_training_lowers_loss(name, dense):
     keras.utils.set_random_seed(0)
     model = MODELS[name](dense)
     inputs, labels = make_data(dense=dense)
@@ -128,7 +128,7 @@ def test_training_lowers_the_loss(name, dense):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_keys_as_a_dictionary_are_the_same(name):
+def test_dictionary_keys_give_same_output(name):
     model = MODELS[name]()
     inputs, _ = make_data()
     keys = {f"t{i}": inputs["keys"][:, i] for i in range(FIELDS)}
@@ -137,7 +137,7 @@ def test_keys_as_a_dictionary_are_the_same(name):
     )
 
 
-def test_dcn_takes_tables_of_several_dimensions():
+def test_dcn_accepts_tables_of_different_dims():
     model = make_dcn(embeddings=make_embeddings((2, 4, 8)), rank=3)
     inputs, _ = make_data()
     keys = {f"t{i}": inputs["keys"][:, i] for i in range(FIELDS)}
@@ -145,7 +145,7 @@ def test_dcn_takes_tables_of_several_dimensions():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_and_probabilities(name):
+def test_probabilities_equal_sigmoid_of_logits(name):
     keras.utils.set_random_seed(0)
     logits = MODELS[name](returns_logits=True)
     probabilities = MODELS[name]()
@@ -155,7 +155,7 @@ def test_logits_and_probabilities(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_same_seed_same_model(name):
+def test_same_seed_gives_same_model(name):
     results = []
     inputs, labels = make_data()
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_same_seed_same_model(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bfloat16(name):
+def test_bfloat16_model_trains(name):
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         model = MODELS[name]()
@@ -186,7 +186,7 @@ def test_bfloat16(name):
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_save_and_load(name, batch_norm, tmp_path):
+def test_model_saves_and_loads(name, batch_norm, tmp_path):
     model = MODELS[name](dropout=0.2, batch_norm=batch_norm)
     inputs, labels = make_data()
     model.compile(optimizer="adam", loss="binary_crossentropy")
@@ -203,7 +203,7 @@ def test_save_and_load(name, batch_norm, tmp_path):
     json.dumps(model.get_config())
 
 
-def test_batch_normalisation_is_of_hidden_units_in_front_of_relu():
+def test_batch_normalization_precedes_relu():
     mlp = MLP([3, 1], last_is_linear=True, batch_norm=True)
     inputs = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
     mlp.build((None, 5))
@@ -219,7 +219,7 @@ def test_batch_normalisation_is_of_hidden_units_in_front_of_relu():
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_models_overfit_a_thousand_examples(name, batch_norm):
+def test_models_overfit_thousand_examples(name, batch_norm):
     """Each of the 1,000 examples has unique keys."""
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(1)
@@ -237,7 +237,7 @@ def test_models_overfit_a_thousand_examples(name, batch_norm):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_penalty_is_of_all_matrices(name):
+def test_penalty_covers_all_matrices(name):
     model = MODELS[name](l2=0.5)
     gates = {id(vector) for vector in getattr(model, "gate_vectors", [])}
     weights = [w for w in model.trainable_weights if len(w.shape) >= 2]
@@ -254,7 +254,7 @@ def test_a_penalty_is_of_all_matrices(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_start_at_the_base_rate(name):
+def test_initial_outputs_equal_base_rate(name):
     model = MODELS[name](embeddings=make_embeddings(initializer=initializers.Zeros()))
     dense = np.zeros((5, DENSE), np.float32)
     inputs = {"dense": dense, "keys": np.zeros((5, FIELDS), np.int64)}
@@ -265,7 +265,7 @@ def test_outputs_start_at_the_base_rate(name):
             model.start_at(rate)
 
 
-def test_final_mlp_is_two_gated_streams_and_their_pairs():
+def test_final_mlp_equals_numpy():
     model = make_final_mlp()
     inputs, _ = make_data()
     vectors = np.reshape(model.embeddings(inputs["keys"]), [64, -1])
@@ -286,7 +286,7 @@ def test_final_mlp_is_two_gated_streams_and_their_pairs():
         make_final_mlp(second=[8, 5])
 
 
-def test_stacked_dcn_goes_on_from_its_cross_layers():
+def test_stacked_dcn_feeds_cross_output_to_mlp():
     model = make_dcn(structure="stacked", deep=[7])
     assert model.head.kernel.shape == (7, 1)
     assert type(model).from_config(model.get_config()).structure == "stacked"
@@ -305,20 +305,20 @@ def test_stacked_dcn_goes_on_from_its_cross_layers():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_inputs_give_no_outputs(name):
+def test_empty_batch_gives_empty_output(name):
     inputs, _ = make_data()
     assert MODELS[name]()({key: column[:0] for key, column in inputs.items()}).shape == (0, 1)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_dropout_acts_in_training_only(name):
+def test_dropout_applies_in_training_only(name):
     model = MODELS[name](dropout=0.5)
     inputs, _ = make_data()
     np.testing.assert_array_equal(model(inputs), model(inputs))
     assert np.abs(model(inputs, training=True) - model(inputs, training=True)).max() > 0
 
 
-def test_next_keys_are_needed_in_training_with_prefetch_and_nowhere_else():
+def test_next_keys_are_required_in_training_with_prefetch_only():
     inputs, labels = make_data()
     data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16)
     ahead = make_dcn(embeddings=make_embeddings(prefetch=True))
@@ -336,7 +336,7 @@ def test_next_keys_are_needed_in_training_with_prefetch_and_nowhere_else():
     assert losses[0] == losses[1]
 
 
-def test_symbolic_use():
+def test_symbolic_call_has_output_shape():
     model = make_dlrm()
     inputs = {
         "dense": keras.Input((DENSE,)),
@@ -369,7 +369,7 @@ def test_symbolic_use():
         (lambda: MLP([]), "Invalid `widths`"),
     ],
 )
-def test_arguments_that_cannot_be(make, message):
+def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -389,6 +389,6 @@ def test_arguments_that_cannot_be(make, message):
         ),
     ],
 )
-def test_inputs_that_cannot_be(inputs, message):
+def test_invalid_inputs_raise(inputs, message):
     with pytest.raises(ValueError, match=message):
         make_dlrm()(inputs)

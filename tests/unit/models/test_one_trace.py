@@ -54,7 +54,7 @@ def make_batches(sizes=SIZES):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_a_step_of_ones_own_is_traced_once(dtype):
+def test_custom_step_is_traced_once(dtype):
     model = make_dlrm(dtype)
     optimizer = keras.optimizers.Adagrad(0.1)
     optimizer.build(model.trainable_variables)
@@ -100,7 +100,7 @@ class TracesOfTheFirstStep(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_fit_traces_its_step_in_the_first_one_only(saves):
+def test_fit_traces_in_first_step_only(saves):
     tables = [Table(name, DIM) for name in ("user", "article", "tag")]
     embeddings = EmbeddingCollection(tables, optimizers.Adagrad(0.1))
     model = CountedDLRM(embeddings, NUMBERS, [8, DIM], [8, 1], returns_logits=True)

@@ -95,7 +95,7 @@ def reference(model, inputs):
 
 @pytest.mark.parametrize("dense", [0, 3])
 @pytest.mark.parametrize("features", [("user", "item"), ("item",)])
-def test_against_numpy(dense, features):
+def test_output_equals_numpy(dense, features):
     # With some initial weights, ReLU sets all values of a step to 0.
     keras.utils.set_random_seed(0)
     model = make_model(dense, features, returns_logits=True)
@@ -117,7 +117,7 @@ class StepsAsBags(TBSM):
         return [tf.reshape(vector, [-1, STEPS, DIM]) for vector in vectors]
 
 
-def test_rows_are_those_of_bags_of_one_key():
+def test_rows_equal_single_key_bags():
     inputs, labels = make_data(64, dense=3)
     results = []
     for kind, combiner in ((TBSM, None), (StepsAsBags, "sum"), (StepsAsBags, "mean")):
@@ -133,7 +133,7 @@ def test_rows_are_those_of_bags_of_one_key():
             np.testing.assert_array_equal(now, then)
 
 
-def test_where_the_padding_is_changes_nothing():
+def test_position_of_padding_does_not_matter():
     model = make_model()
     inputs, _ = make_data()
     front = inputs["keys"]
@@ -150,7 +150,7 @@ def test_where_the_padding_is_changes_nothing():
         np.testing.assert_allclose(model({"keys": keys}), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_input_without_a_step_has_a_prediction():
+def test_example_without_history_has_prediction():
     model = make_model()
     keys = {name: np.full((2, 3), -1) for name in ("user", "item")}
     outputs = model({"keys": keys}).numpy()
@@ -162,7 +162,7 @@ def test_an_input_without_a_step_has_a_prediction():
     assert np.isfinite(model.get_weights()[0]).all()
 
 
-def test_gradients_reach_the_rows_of_all_steps_and_no_padding():
+def test_gradients_reach_rows_of_all_steps_except_padding():
     keras.utils.set_random_seed(0)
     model = make_model()
     inputs, labels = make_data()
@@ -182,7 +182,7 @@ def test_gradients_reach_the_rows_of_all_steps_and_no_padding():
     assert np.abs(alone.embeddings.store.gather("item", [5])[0] - start).max() > 0
 
 
-def test_it_learns_what_the_history_says():
+def test_model_learns_from_history():
     """A click depends on the whole history, not on a single step."""
     keras.utils.set_random_seed(1)
     generator = np.random.default_rng(0)
@@ -200,7 +200,7 @@ def test_it_learns_what_the_history_says():
     assert auc > 0.85
 
 
-def test_same_seed_same_model():
+def test_same_seed_gives_same_model():
     inputs, labels = make_data()
     results = []
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_same_seed_same_model():
     np.testing.assert_array_equal(*results)
 
 
-def test_bfloat16():
+def test_bfloat16_model_trains():
     model = make_model(2, dtype="mixed_bfloat16")
     inputs, labels = make_data(dense=2)
     model.compile("adam", "binary_crossentropy")
@@ -221,7 +221,7 @@ def test_bfloat16():
     assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
 
 
-def test_save_load_and_export(tmp_path):
+def test_model_saves_loads_and_exports(tmp_path):
     model = make_model(3, dropout=0.2)
     inputs, labels = make_data(dense=3)
     model.compile("adam", "binary_crossentropy")
@@ -241,7 +241,7 @@ def test_save_load_and_export(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged"])
-def test_next_keys_are_those_of_sequences(form):
+def test_next_keys_contain_sequences(form):
     inputs, labels = make_data()
     if form == "ragged":
         inputs["keys"] = {
@@ -258,7 +258,7 @@ def test_next_keys_are_those_of_sequences(form):
     assert losses[0] == losses[1]
 
 
-def test_the_engine_takes_a_sequence_as_a_bag():
+def test_engine_treats_sequence_as_bag():
     inputs, labels = make_data(640)
     data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16, drop_remainder=True)
     model = make_model()
@@ -274,7 +274,7 @@ def test_the_engine_takes_a_sequence_as_a_bag():
     assert 0 < savings.examples_skipped < 480
 
 
-def test_attention_weighs_all_steps_without_a_mask():
+def test_attention_covers_all_steps_without_mask():
     attention = TimeAttention(3)
     scored, steps = np.eye(2, dtype=np.float32), np.ones((2, 4, 2), np.float32)
     outputs = attention(scored, steps)
@@ -315,12 +315,12 @@ def test_attention_weighs_all_steps_without_a_mask():
         ),
     ],
 )
-def test_what_cannot_be(make, message):
+def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_overfits_a_thousand_examples():
+def test_model_overfits_thousand_examples():
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)
     keys = {name: random.integers(0, 40, (1000, STEPS)) for name in ("user", "item")}

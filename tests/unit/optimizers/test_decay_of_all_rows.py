@@ -55,7 +55,7 @@ def dense(optimizer, l2, rows, batches, gradients):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_penalty_of_all_rows_is_that_of_a_dense_table(ours, keras_optimizer) -> None:
+def test_penalty_of_all_rows_equals_dense_table(ours, keras_optimizer) -> None:
     rule = type(ours)(**{**vars(ours), "l2": L2, "decay": "all"})
     case = draw()
     expected = dense(keras_optimizer, L2, *case)
@@ -64,14 +64,14 @@ def test_a_penalty_of_all_rows_is_that_of_a_dense_table(ours, keras_optimizer) -
     assert np.abs(of_batch - expected).max() > 1e-2
 
 
-def test_a_decay_of_all_rows_is_that_of_keras_under_a_schedule() -> None:
+def test_decay_of_all_rows_equals_keras_with_schedule() -> None:
     schedule = keras.optimizers.schedules.InverseTimeDecay(0.5, 1, 0.2)
     rule = optimizers.SGD(schedule, weight_decay=0.2, decay="all")
     expected = dense(keras.optimizers.SGD(schedule, weight_decay=0.2), 0.0, *draw())
     np.testing.assert_allclose(train(rule, *draw()), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_plain_descent_needs_no_pass_over_the_rows() -> None:
+def test_sgd_decay_needs_no_pass_over_rows() -> None:
     assert optimizers.SGD(l2=0.1, weight_decay=0.2, decay="all").op_transforms() == (
         *(0.0, 0.0, 0.0, 0.4, 0.0),
         1.0,
@@ -81,7 +81,7 @@ def test_plain_descent_needs_no_pass_over_the_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["l2", "weight_decay"])
-def test_what_is_read_has_decayed(name) -> None:
+def test_read_rows_include_decay(name) -> None:
     store = NativeStore([Table("t", 2)], optimizers.SGD(0.5, **{name: 0.25}, decay="all"))
     store.write_rows("t", np.array([1, 2]), np.ones((2, 2), np.float32))
     kept = 1 - 0.5 * 0.25 * (2 if name == "l2" else 1)
@@ -105,7 +105,7 @@ def test_what_is_read_has_decayed(name) -> None:
 
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
-def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
+def test_ranks_equal_single_process(run_as_ranks, kind, rule) -> None:
     chosen = {"l2": L2, "decay": "all"}
     if not isinstance(rule, optimizers.Ftrl):
         chosen["weight_decay"] = 0.1
@@ -115,7 +115,7 @@ def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
         np.testing.assert_allclose(rows, alone[1][np.searchsorted(alone[0], keys)], atol=5e-5)
 
 
-def test_masked_rows_decay_and_are_not_penalised() -> None:
+def test_masked_rows_decay_without_penalty() -> None:
     store = NativeStore([Table("t", 2)], optimizers.Adam(0.1, weight_decay=0.5, decay="all"))
     store.set_update_policy("t", UpdatePolicy("mask"))
     store.write_rows("t", np.array([1, 2]), np.ones((2, 2), np.float32))
@@ -130,7 +130,7 @@ def test_masked_rows_decay_and_are_not_penalised() -> None:
         swept.set_update_policy("t", UpdatePolicy("mask"))
 
 
-def test_refusals() -> None:
+def test_invalid_decay_settings_raise() -> None:
     with pytest.raises(
         ValueError, match=r"`decay`: 'all' for Adam without `l2` and `weight_decay`"
     ):

@@ -69,7 +69,7 @@ def cases(draw, drawn):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_all_rows_of_a_batch(name):
+def test_training_all_rows_equals_keras(name):
     @settings(max_examples=25, deadline=None)
     @given(cases(RULES[name]))
     def check(case):
@@ -88,7 +88,7 @@ OF_ROWS = {"l2": numbers(2**-10, 0.25), "clip_norm": numbers(2**-4, 4.0)}
 
 @settings(max_examples=25, deadline=None)
 @given(cases(DECAYED))
-def test_adamw(case):
+def test_adamw_equals_keras(case):
     chosen, *given_ = case
     ours = train(optimizers.AdamW(**chosen), *given_)
     theirs = dense(keras.optimizers.AdamW(**chosen), *given_)
@@ -97,7 +97,7 @@ def test_adamw(case):
 
 @settings(max_examples=25, deadline=None)
 @given(cases(OF_ROWS))
-def test_penalty_and_clipping_of_rows(case):
+def test_penalty_and_clipping_equal_keras(case):
     """The reference has one variable per row, because `clipnorm` is per variable."""
     chosen, rows, batches, gradients = case
     rate = chosen["learning_rate"]
@@ -118,7 +118,7 @@ def test_penalty_and_clipping_of_rows(case):
 
 @settings(max_examples=10, deadline=None)
 @given(cases({"clip_value": numbers(2**-4, 1.0)}))
-def test_clipping_by_value(case):
+def test_clipping_by_value_equals_keras(case):
     chosen, *given_ = case
     ours = train(optimizers.Adagrad(**chosen, initial_accumulator_value=0.1, epsilon=1e-7), *given_)
     keras_ = {"learning_rate": chosen["learning_rate"], "clipvalue": chosen["clip_value"]}
@@ -128,7 +128,7 @@ def test_clipping_by_value(case):
 
 @settings(max_examples=10, deadline=None)
 @given(cases({"max_norm": numbers(0.25, 2.0)}))
-def test_norms_of_rows_are_bounded(case):
+def test_max_norm_equals_keras_constraint(case):
     chosen, *given_ = case
     ours = train(optimizers.SGD(**chosen), *given_)
     assert (np.linalg.norm(ours, axis=1) <= chosen["max_norm"] * (1 + 1e-6)).all()

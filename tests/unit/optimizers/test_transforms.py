@@ -25,7 +25,7 @@ def all_of(rule):
     return ALL | ({"weight_decay": None} if isinstance(rule, optimizers.Ftrl) else {})
 
 
-def test_there_are_none_unless_given() -> None:
+def test_transforms_are_empty_by_default() -> None:
     assert optimizers.Adagrad().op_transforms() == ()
     assert optimizers.Adagrad(**ALL).op_transforms() == (0.1, 1.5, 3.0, 0.1, 2.0, 0.0)
     assert optimizers.AdamW().op_transforms() == (0.0, 0.0, 0.0, 0.004, 0.0, 0.0)
@@ -34,13 +34,13 @@ def test_there_are_none_unless_given() -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "much"])
-def test_bad_values(name, value) -> None:
+def test_invalid_values_raise(name, value) -> None:
     with pytest.raises((ValueError, TypeError), match=f"`{name}`.*Adagrad"):
         optimizers.Adagrad(**{name: value})
 
 
 @pytest.mark.parametrize("rule", [*ALL_RULES, optimizers.AdamW()], ids=name_of)
-def test_configurations(rule) -> None:
+def test_config_round_trip(rule) -> None:
     rule = dataclasses.replace(rule, **all_of(rule))
     assert optimizers.get(optimizers.serialize(rule)) == rule
     table = Table("t", 4, optimizer=rule)
@@ -48,7 +48,7 @@ def test_configurations(rule) -> None:
 
 
 @pytest.mark.parametrize("name", ["l2", "clip_value", "clip_norm", "weight_decay"])
-def test_sums_are_not_deferred_beside_them(name) -> None:
+def test_deferring_with_decay_or_penalty_raises(name) -> None:
     store = NativeStore([Table("t", 4)], optimizers.SGD(0.1, **{name: 0.1}))
     with pytest.raises(ValueError, match=rf"`policies`: 'DeferGradients'.*SGD\({name}=0.1\)"):
         store.set_update_policy("t", UpdatePolicy("defer", movement=1.0))
@@ -57,7 +57,7 @@ def test_sums_are_not_deferred_beside_them(name) -> None:
     bounded.set_update_policy("t", UpdatePolicy("defer", movement=1.0))
 
 
-def test_rows_decay_to_nothing_at_most() -> None:
+def test_decay_stops_at_zero() -> None:
     store, specs = NativeStore([Table("t", 2)], optimizers.SGD(50.0, weight_decay=0.1)), SPECS
     store.write_rows("t", np.array([1]), np.ones((1, 2), np.float32))
     _, plan = store.lookup(pack({"f": [1]}, specs), training=True)
@@ -77,14 +77,14 @@ def test_rows_decay_to_nothing_at_most() -> None:
         (lambda: optimizers.Adam(bias_correction="none"), "`bias_correction`: 'none'"),
     ],
 )
-def test_settings_that_cannot_work(make, message) -> None:
+def test_invalid_settings_raise(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
-def test_ranks_train_as_one_process(run_as_ranks, kind, rule) -> None:
+def test_ranks_equal_single_process(run_as_ranks, kind, rule) -> None:
     rule = dataclasses.replace(rule, **all_of(rule))
     (alone,) = run_as_ranks(1, lambda comm: train_on_ranks(comm, kind, rule))
     ranks = run_as_ranks(2, lambda comm: train_on_ranks(comm, kind, rule))

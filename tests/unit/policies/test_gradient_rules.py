@@ -32,17 +32,17 @@ def rules(policy, *arguments, **others):
     return {table.name: policy.update_policy_of(table, tables) for table in TABLES}
 
 
-def test_others_leave_gradients_alone():
+def test_example_policies_have_no_gradient_rule():
     assert set(rules(SkipExamples(RowDrift())).values()) == {None}
 
 
 @pytest.mark.parametrize("decay_moments", [False, True])
-def test_mask(decay_moments):
+def test_mask_rule_follows_policy(decay_moments):
     policy = MaskGradients(decay_moments=decay_moments)
     assert rules(policy)["item"] == UpdatePolicy("mask", decay_skipped=decay_moments)
 
 
-def test_defer():
+def test_defer_rule_follows_policy():
     by_movement = rules(DeferGradients(Movement(0.25, max_age=50)))["item"]
     assert (by_movement.mode, by_movement.trigger) == ("defer", "movement")
     assert (by_movement.movement, by_movement.max_age) == (0.25, 50)
@@ -54,7 +54,7 @@ def test_defer():
 @pytest.mark.parametrize(
     "sizes", [SIZES, {"user": 0, "item": 7, "shop": 0}, dict.fromkeys(SIZES, 0)]
 )
-def test_deferred_gradients_stay_within_the_memory(memory, sizes):
+def test_deferred_gradients_stay_within_memory(memory, sizes):
     found = rules(DeferGradients(memory=memory), sizes)
     rows = {name: rule.max_rows for name, rule in found.items()}
     deferred_bytes = sum(rows[table.name] * deferred_row_bytes(table.dim) for table in TABLES)
@@ -67,14 +67,14 @@ def test_deferred_gradients_stay_within_the_memory(memory, sizes):
         assert len(set(rows.values())) == 1, "nothing is known of the sizes"
 
 
-def test_a_memory_smaller_than_a_row():
+def test_memory_smaller_than_row_raises():
     needed, tables = deferred_row_bytes(16), acted_on()
     DeferGradients(memory=needed).require_fit(tables)
     with pytest.raises(ValueError, match=rf"Invalid `memory`.*DeferGradients.*at least {needed}"):
         DeferGradients(memory=needed - 1).require_fit(tables)
 
 
-def test_small_tables_beside_a_large_one_hold_every_row():
+def test_small_tables_fit_every_row_next_to_large_table():
     sizes = {"user": 1_000_000, "item": 8, "shop": 28}
     found = rules(DeferGradients(memory="2MiB"), sizes)
     rows = {name: rule.max_rows for name, rule in found.items()}
@@ -88,19 +88,19 @@ def test_small_tables_beside_a_large_one_hold_every_row():
     "rate, given, movement",
     [(0.1, None, 0.005), (0.005, None, 0.00025), (None, None, 0.005), (0.1, 0.25, 0.25)],
 )
-def test_the_default_movement_goes_by_the_learning_rate(rate, given, movement):
+def test_default_movement_is_proportional_to_learning_rate(rate, given, movement):
     rule = rules(DeferGradients(Movement(given)), rate=rate)["item"]
     assert rule.movement == pytest.approx(movement)
 
 
-def test_each_table_has_the_movement_of_its_own_rate():
+def test_each_table_uses_movement_of_its_rate():
     rates = {"user": 0.1, "item": 0.01, "shop": None}
     tables = Tables(TABLES, rates, SIZES)
     found = [DeferGradients().update_policy_of(table, tables).movement for table in TABLES]
     assert found == pytest.approx([0.005, 0.0005, 0.005])
 
 
-def test_max_auc_loss_sets_the_movement_where_the_rate_is_known():
+def test_max_auc_loss_sets_movement_if_rate_is_known():
     policy = DeferGradients()
     rule = rules(policy, rate=0.1, max_auc_loss=0.001)["item"]
     assert rule.movement == movement_for_auc_loss(0.001, 0.1)
@@ -113,7 +113,7 @@ def test_max_auc_loss_sets_the_movement_where_the_rate_is_known():
         DeferGradients(Movement(0.25)).require_fit(acted_on(max_auc_loss=0.001))
 
 
-def test_no_rule_tells_what_deferring_costs_at_an_unknown_rate_or_by_interval():
+def test_deferring_cost_is_unknown_without_rate_or_by_interval():
     assert DeferGradients().auc_loss(acted_on()) is None
     assert DeferGradients(Interval()).auc_loss(acted_on(rate=0.1)) is None
     found = DeferGradients(Movement(0.01)).auc_loss(acted_on(rate=0.1))

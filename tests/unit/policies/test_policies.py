@@ -74,30 +74,30 @@ POLICIES = [
         (lambda: SkipAtRandom([1.5]), "`fractions`: 1.5 for SkipAtRandom"),
     ],
 )
-def test_bad_settings_are_refused(build, message):
+def test_invalid_settings_raise(build, message):
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         build()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_policy_comes_back_from_json(policy):
+def test_policy_json_round_trip(policy):
     described = json.loads(json.dumps(serialize(policy)))
     again = deserialize("policy", described, CLASSES, "policies")
     assert again == policy and hash(again) == hash(policy)
 
 
-def test_what_is_no_policy_is_refused():
+def test_objects_that_are_not_policies_raise():
     with pytest.raises(ValueError, match=r"Invalid `policy`: {'class_name': 'Skip'.*policies\."):
         deserialize("policy", {"class_name": "Skip", "config": {}}, CLASSES, "policies")
 
 
-def test_every_policy_is_among_them():
+def test_cases_cover_every_policy():
     kinds = {cls for cls in CLASSES if issubclass(cls, Policy)}
     assert kinds == {type(policy) for policy in POLICIES}
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_policy_is_frozen_and_its_own_settings_are_all_it_has(policy):
+def test_policy_is_frozen_and_has_settings_only(policy):
     name = dataclasses.fields(policy)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(policy, name, None)
@@ -105,14 +105,14 @@ def test_a_policy_is_frozen_and_its_own_settings_are_all_it_has(policy):
         type(policy)(acts_on="gradients")
 
 
-def test_policies_act_on_what_they_say():
+def test_acts_on_is_correct_for_every_policy():
     assert {type(policy).__name__: policy.acts_on for policy in POLICIES} == {
         **{"SkipExamples": "examples", "SkipAtRandom": "examples"},
         **{"MaskGradients": "gradients", "DeferGradients": "gradients"},
     }
 
 
-def test_shares_are_those_of_their_policies():
+def test_fractions_follow_policies():
     assert SkipExamples(RowDrift(), fraction=0.5).key_fraction == 0.5
     assert SkipExamples(RowDrift()).key_fraction == 0.3
     by_loss = SkipExamples(PredictedLoss(), fraction=0.25)
@@ -122,7 +122,7 @@ def test_shares_are_those_of_their_policies():
     assert DeferGradients().key_fraction is None
 
 
-def test_the_policy_of_examples_keeps_what_its_score_decides():
+def test_skip_examples_stores_threshold_of_score():
     policy = SkipExamples(PredictedLoss(min_keep_probability=0.1), fraction=0.5)
     state = policy.initial_state()
     assert policy.classifier_settings(state, Begins(0.5, 1))["mode"] == "none", "nothing is known"
@@ -134,7 +134,7 @@ def test_the_policy_of_examples_keeps_what_its_score_decides():
     assert SkipExamples(RowDrift()).next_state({}, None, 0.5) == {}
 
 
-def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():
+def test_random_skip_fractions_start_after_warmup():
     policy = SkipAtRandom((0.5, 0.25))
     found = [
         policy.classifier_settings({}, Begins(0.0, window))["random_fraction"]
@@ -151,17 +151,17 @@ def test_shares_of_random_skipping_count_from_the_end_of_the_warm_up():
         ("all", "`alpha`: 'all' for RowDrift"),
     ],
 )
-def test_bad_settings_of_a_score_are_refused(alpha, message):
+def test_invalid_score_settings_raise(alpha, message):
     with pytest.raises(ValueError, match=f"Invalid {message}"):
         RowDrift(alpha)
 
 
-def test_a_score_comes_back_from_json():
+def test_score_json_round_trip():
     described = json.loads(json.dumps(serialize(RowDrift(0.5))))
     assert deserialize("score", described, (RowDrift,), "scores") == RowDrift(0.5)
 
 
-def test_the_rule_of_drift_is_the_threshold_of_keys():
+def test_row_drift_uses_threshold_of_keys():
     drift = RowDrift()
     assert drift.initial_state() == {}
     assert drift.classifier_settings({}, Begins(0.5, 1)) == {"mode": "drift", "threshold": 0.5}

@@ -33,7 +33,7 @@ def below(scores, result):
 
 
 @given(scores=any_scores, percent=percents)
-def test_is_the_order_statistic_of_the_definition(scores, percent):
+def test_threshold_equals_order_statistic(scores, percent):
     result = find_threshold(scores, percent / 100)
     hot = sorted(float(s) for s in scores if math.isfinite(s))
     k = math.floor(Fraction(percent, 100) * len(hot))
@@ -47,14 +47,14 @@ def test_is_the_order_statistic_of_the_definition(scores, percent):
 
 
 @given(scores=any_scores, percent=percents, cap=st.none() | st.floats(0, 10))
-def test_never_skips_more_than_the_target(scores, percent, cap):
+def test_threshold_never_skips_more_than_target(scores, percent, cap):
     result = find_threshold(scores, percent / 100, cap)
     hot = int(np.isfinite(scores).sum())
     assert below(scores, result) <= Fraction(percent, 100) * hot
 
 
 @given(scores=any_scores, first=percents, second=percents)
-def test_grows_with_the_target(scores, first, second):
+def test_threshold_grows_with_target(scores, first, second):
     low, high = sorted((first, second))
     assert (
         find_threshold(scores, low / 100).threshold <= find_threshold(scores, high / 100).threshold
@@ -62,13 +62,13 @@ def test_grows_with_the_target(scores, first, second):
 
 
 @given(scores=any_scores, percent=percents, seed=st.integers(0, 99))
-def test_does_not_depend_on_the_order(scores, percent, seed):
+def test_threshold_does_not_depend_on_order(scores, percent, seed):
     shuffled = np.random.default_rng(seed).permutation(scores)
     assert find_threshold(scores, percent / 100) == find_threshold(shuffled, percent / 100)
 
 
 @given(scores=any_scores, percent=percents, cap=st.floats(0, 1e300))
-def test_cap_bounds_the_threshold_and_is_reported(scores, percent, cap):
+def test_cap_bounds_threshold_and_is_reported(scores, percent, cap):
     free, capped = find_threshold(scores, percent / 100), find_threshold(scores, percent / 100, cap)
     assert capped.threshold <= max(cap, 0.0)
     assert capped.is_capped == (capped.threshold < free.threshold)
@@ -76,19 +76,19 @@ def test_cap_bounds_the_threshold_and_is_reported(scores, percent, cap):
         assert capped.threshold == free.threshold
 
 
-def test_without_ties_it_skips_the_whole_share():
+def test_whole_fraction_is_skipped_without_ties():
     scores = np.random.default_rng(0).permutation(1000).astype(np.float32)
     for percent in range(101):  # Includes fractions whose product with 1000 is not exact.
         assert below(scores, find_threshold(scores, percent / 100)) == percent * 10
 
 
-def test_products_just_below_an_integer():
+def test_products_just_below_integer_are_rounded_to_it():
     assert 0.29 * 100 < 29
     assert below(np.arange(100), find_threshold(np.arange(100), 0.29)) == 29
     assert below(np.arange(3), find_threshold(np.arange(3), 2 / 3)) == 2
 
 
-def test_ties_at_the_threshold_are_not_skipped():
+def test_ties_at_threshold_are_not_skipped():
     scores = [1.0, 2.0, 2.0, 2.0, 3.0]
     result = find_threshold(scores, 0.6)
     assert (result.threshold, below(scores, result)) == (2.0, 1)
@@ -99,5 +99,5 @@ def test_ties_at_the_threshold_are_not_skipped():
 
 
 @pytest.mark.parametrize("scores", [[], [math.inf], [math.nan, math.inf]])
-def test_without_hot_inputs_nothing_is_skipped(scores):
+def test_nothing_is_skipped_without_hot_examples(scores):
     assert find_threshold(scores, 1.0) == ThresholdResult(0.0)

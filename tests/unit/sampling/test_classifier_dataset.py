@@ -67,7 +67,7 @@ def in_batches(sizes, keys):
     drop_remainder=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_stream_of_kept_inputs_is_unchanged(sizes, batch_size, saturated, drop_remainder, seed):
+def test_stream_of_kept_examples_is_unchanged(sizes, batch_size, saturated, drop_remainder, seed):
     keys = np.random.default_rng(seed).integers(0, 6, sum(sizes))
     classifier = make_classifier(saturated)
     result = list(
@@ -109,7 +109,7 @@ def labels_of(dataset):
     return [label.numpy().astype(int).tolist() for _, label in dataset]
 
 
-def test_batch_size_comes_from_the_element_spec():
+def test_batch_size_defaults_to_element_spec():
     dataset = skip_inputs(matrix_batches([1, 2, 1, 3, 4, 5], 2), make_classifier([1]), SPECS)
     assert labels_of(dataset) == [[1, 3], [4, 5]]
     assert dataset.element_spec[1].shape.as_list() == [None]
@@ -117,7 +117,7 @@ def test_batch_size_comes_from_the_element_spec():
     assert full.element_spec[1].shape.as_list() == [2]
 
 
-def test_classification_keeps_step_with_training():
+def test_classification_does_not_run_ahead_of_training():
     classifier = make_classifier()
     dataset = matrix_batches(np.arange(40) % 4, 4).prefetch(2)
     iterator = iter(skip_inputs(dataset, classifier, SPECS))
@@ -131,7 +131,7 @@ def test_classification_keeps_step_with_training():
     assert classifier.end_window().examples_seen == 8
 
 
-def test_batches_that_lose_nothing_stay_as_they_are():
+def test_batches_without_skips_are_unchanged():
     classifier = make_classifier([1])
     sizes, keys = [3, 0, 1, 5], [1, 2, 1, 3, 1, 1, 4, 1, 1]
     stay = skip_inputs(in_batches(sizes, keys), classifier, SPECS, refill=False)
@@ -146,7 +146,7 @@ def test_batches_that_lose_nothing_stay_as_they_are():
         skip_inputs(in_batches(sizes, keys), classifier, SPECS, None, None, True, refill=False)
 
 
-def test_same_seed_same_stream_and_each_pass_draws_anew():
+def test_same_seed_gives_same_stream_and_each_pass_differs():
     streams = []
     for _ in range(2):
         classifier = InputClassifier(["table"], seed=3)
@@ -157,19 +157,19 @@ def test_same_seed_same_stream_and_each_pass_draws_anew():
     assert streams[0][0] != streams[0][1]
 
 
-def test_very_many_batches_in_which_everything_is_skipped():
+def test_many_fully_skipped_batches_do_not_overflow_stack():
     keys = np.zeros(20_000, np.int64)
     keys[-1] = 1
     dataset = skip_inputs(matrix_batches(keys, 1), make_classifier([0]), SPECS, batch_size=4)
     assert labels_of(dataset) == [[19_999]]
 
 
-def test_everything_skipped_and_empty_datasets():
+def test_fully_skipped_and_empty_datasets_yield_nothing():
     assert labels_of(skip_inputs(matrix_batches([0] * 8, 4), make_classifier([0]), SPECS)) == []
     assert labels_of(skip_inputs(matrix_batches([0], 4), make_classifier(), SPECS)) == []
 
 
-def test_elements_without_a_tuple_and_own_keys():
+def test_elements_without_tuple_and_get_keys_are_supported():
     keys = tf.constant([[[1], [2]], [[3], [1]]], tf.int64)
     bare = tf.data.Dataset.from_tensor_slices(keys)
     result = skip_inputs(bare, make_classifier([1]), SPECS)
@@ -188,7 +188,7 @@ def test_elements_without_a_tuple_and_own_keys():
     assert [batch[1].numpy().tolist() for batch in result] == [[[2], [3]]]
 
 
-def test_a_users_function_is_rewritten_by_tensorflow_as_in_a_map():
+def test_user_function_is_converted_by_autograph():
     def get_keys(features, label):
         if tf.reduce_sum(label) > 1:  # A condition on a tensor, which needs AutoGraph.
             return features["keys"]
@@ -199,7 +199,7 @@ def test_a_users_function_is_rewritten_by_tensorflow_as_in_a_map():
     assert np.concatenate(labels_of(result)).tolist() == [0, 0, 2]
 
 
-def test_bad_arguments():
+def test_invalid_arguments_raise():
     classifier = make_classifier()
     unknown = tf.data.Dataset.from_tensor_slices(np.zeros((4, 1), np.int64)).batch(2)
     with pytest.raises(ValueError, match=r"Invalid `batch_size`: None.*\.batch\(n\)"):
@@ -216,7 +216,7 @@ def test_bad_arguments():
         skip_inputs(sparse, classifier, SPECS, batch_size=2)
 
 
-def test_components_of_different_batch_sizes_are_an_error():
+def test_components_of_different_batch_sizes_raise():
     spec = ({"keys": tf.TensorSpec([None, 1], tf.int64)}, tf.TensorSpec([None], tf.float32))
     batches = [({"keys": np.zeros((2, 1), np.int64)}, np.zeros(3, np.float32))]
     dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
@@ -224,7 +224,7 @@ def test_components_of_different_batch_sizes_are_an_error():
         list(skip_inputs(dataset, make_classifier(), SPECS, batch_size=2))
 
 
-def test_bad_row_splits_are_an_error():
+def test_invalid_row_splits_raise():
     def get_keys(features, label):
         splits = tf.constant([0, 2, 1], tf.int64)
         return {"key": tf.RaggedTensor.from_row_splits(label, splits, validate=False)}

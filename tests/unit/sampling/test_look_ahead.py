@@ -21,7 +21,7 @@ WAIT = 30.0
 SOON = 10.0  # Well below WAIT.
 
 
-class Noted:
+class CountingDataset:
     """Data set of numbers that counts its elements.
 
     With the external state policy IGNORE, its iterators can be saved.
@@ -44,8 +44,8 @@ def numbers_of(elements: Any) -> list[int]:
     return [int(element["number"]) for element in elements]
 
 
-def test_elements_and_their_order_and_what_is_known_of_them_stay():
-    noted = Noted(5)
+def test_elements_order_and_spec_are_preserved():
+    noted = CountingDataset(5)
     ahead = LookAhead().read(noted.dataset)
     assert ahead.element_spec == noted.dataset.element_spec
     assert int(ahead.cardinality()) == 5
@@ -60,8 +60,8 @@ def test_elements_and_their_order_and_what_is_known_of_them_stay():
 
 @settings(deadline=None, max_examples=25)
 @given(count=st.integers(0, 12), window=st.integers(0, 5), pulled=st.integers(0, 3))
-def test_no_element_is_made_before_the_window_ends_that_comes_before_it(count, window, pulled):
-    noted, ahead = Noted(count), LookAhead()
+def test_no_element_is_produced_before_preceding_window_ends(count, window, pulled):
+    noted, ahead = CountingDataset(count), LookAhead()
     ahead.begin_window(window, pulled)
     in_window = pulled
     for number, _ in enumerate(ahead.read(noted.dataset), 1):
@@ -74,7 +74,7 @@ def test_no_element_is_made_before_the_window_ends_that_comes_before_it(count, w
             in_window = 0
 
 
-def test_the_next_element_is_made_on_another_thread_while_one_is_used():
+def test_next_element_is_produced_on_other_thread():
     threads: list[int] = []
     second = threading.Event()
 
@@ -94,8 +94,8 @@ def test_the_next_element_is_made_on_another_thread_while_one_is_used():
 
 
 @pytest.mark.parametrize("settles", [False, True])
-def test_a_checkpoint_has_the_element_that_was_made(settles, tmp_path):
-    noted, ahead = Noted(8), LookAhead()
+def test_checkpoint_contains_produced_element(settles, tmp_path):
+    noted, ahead = CountingDataset(8), LookAhead()
     elements = iter(ahead.read(noted.dataset))
     for _ in range(3):
         next(elements)
@@ -115,8 +115,8 @@ def test_a_checkpoint_has_the_element_that_was_made(settles, tmp_path):
     assert noted.made.numpy() == 8, "what was saved is not made again"
 
 
-def test_a_checkpoint_at_the_end_and_before_the_start(tmp_path):
-    noted = Noted(2)
+def test_checkpoint_at_end_and_before_start_restores(tmp_path):
+    noted = CountingDataset(2)
     dataset = LookAhead().read(noted.dataset)
     elements = iter(dataset)
     start = tf.train.Checkpoint(elements=elements).save(str(tmp_path / "start"))
@@ -128,7 +128,7 @@ def test_a_checkpoint_at_the_end_and_before_the_start(tmp_path):
         assert numbers_of(again) == left
 
 
-def test_an_error_comes_where_its_element_is_pulled():
+def test_error_is_raised_at_its_element():
     ahead = LookAhead()
     dataset = tf.data.Dataset.range(4).map(
         lambda n: tf.debugging.check_numerics(1 / (2 - tf.cast(n, tf.float64)), "no number")
@@ -141,7 +141,7 @@ def test_an_error_comes_where_its_element_is_pulled():
     assert float(next(elements)) == -1.0
 
 
-def test_an_iterator_that_is_left_ends_with_the_element_that_is_being_made():
+def test_deleted_iterator_finishes_element_in_progress():
     begun = []
 
     def make(number):
@@ -161,7 +161,7 @@ def test_an_iterator_that_is_left_ends_with_the_element_that_is_being_made():
     assert len(begun) == made
 
 
-class Stalled:
+class StallingReader:
     """Reader that waits for `goes_on` before it makes its second element."""
 
     def __init__(self, ahead: LookAhead) -> None:
@@ -179,9 +179,9 @@ class Stalled:
         return number
 
 
-def test_settling_ends_when_its_step_is_cancelled():
+def test_settle_ends_when_step_is_cancelled():
     ahead = LookAhead()
-    stalled = Stalled(ahead)
+    stalled = StallingReader(ahead)
     manager = cancellation.CancellationManager()
     settle = manager.get_cancelable_function(tf.function(ahead.settle).get_concrete_function())
     with futures.ThreadPoolExecutor() as pool:
@@ -198,9 +198,9 @@ def test_settling_ends_when_its_step_is_cancelled():
     ahead.settle()
 
 
-def test_settling_ends_with_the_reader_that_it_waits_for():
+def test_settle_ends_when_awaited_reader_ends():
     ahead = LookAhead()
-    stalled = Stalled(ahead)
+    stalled = StallingReader(ahead)
     with futures.ThreadPoolExecutor() as pool:
         settling = pool.submit(ahead.settle)
         try:
@@ -212,16 +212,16 @@ def test_settling_ends_with_the_reader_that_it_waits_for():
             stalled.goes_on.set()
 
 
-def test_several_iterators_share_one():
+def test_multiple_iterators_share_look_ahead():
     ahead = LookAhead()
-    one, other = Noted(4), Noted(4)
+    one, other = CountingDataset(4), CountingDataset(4)
     both = [iter(ahead.read(noted.dataset)) for noted in (one, other)]
     next(both[0]), next(both[1])
     ahead.settle()
     assert (one.made.numpy(), other.made.numpy()) == (2, 2)
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_raise():
     ahead = LookAhead()
     with pytest.raises(ValueError, match=r"Invalid `batches`: -1 for LookAhead\.begin_window"):
         ahead.begin_window(-1)

@@ -71,7 +71,7 @@ def ragged_batches(sizes, keys, with_weight):
     adds_skippable=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_weights_and_marks_stay_with_their_inputs(
+def test_weights_and_flags_stay_with_their_examples(
     sizes, batch_size, with_weight, weighted, adds_skippable, seed
 ):
     keys = np.random.default_rng(seed).integers(0, 9, sum(sizes))
@@ -108,13 +108,13 @@ def pairs(count=9):
     return tf.data.Dataset.from_tensor_slices(({"keys": keys}, keys[:, 0]))
 
 
-def test_where_nothing_is_asked_for_elements_stay_as_they_are():
+def test_elements_are_unchanged_without_weights_or_flags():
     dataset = pairs().batch(3, drop_remainder=True)
     kept = skip_inputs(dataset, FakeClassifier(), SPECS, drop_remainder=True)
     assert kept.element_spec == dataset.element_spec
 
 
-def test_weights_of_more_dimensions_and_of_other_types():
+def test_multidimensional_and_integer_weights_are_multiplied():
     dataset = pairs().batch(9).map(lambda f, y: (f, y, tf.stack([y, 2 * y], axis=1)))
     (_, label, weight), *_ = skip_inputs(dataset, FakeClassifier(), SPECS, 9, weighted=True)
     one = label.numpy() * expected_weights(label.numpy())
@@ -122,13 +122,13 @@ def test_weights_of_more_dimensions_and_of_other_types():
     assert weight.dtype == tf.float32
 
 
-def test_features_without_a_tuple_can_be_marked():
+def test_features_without_tuple_can_be_flagged():
     dataset = pairs().batch(9).map(lambda f, y: f)
     (features,) = skip_inputs(dataset, FakeClassifier(), SPECS, 9, adds_skippable=True)
     np.testing.assert_array_equal(features["keys"][:, 0] % 3 == 2, features["skippable"])
 
 
-def test_marks_are_no_keys():
+def test_flags_are_not_keys():
     def renamed(features, label):
         key = features["keys"][:, 0]
         return {"key": key, "skippable": tf.zeros_like(key, tf.bool)}, label
@@ -137,7 +137,7 @@ def test_marks_are_no_keys():
     assert label.numpy().tolist() == [0, 2, 3, 5, 6, 8]
 
 
-def test_elements_without_a_place_for_weights_or_marks():
+def test_elements_without_place_for_weights_or_flags_raise():
     bare = tf.data.Dataset.from_tensor_slices(np.zeros((4, 1), np.int64)).batch(2)
     classifier = FakeClassifier()
     with pytest.raises(ValueError, match=r"\(features, label, sample_weight\)"):
@@ -148,7 +148,7 @@ def test_elements_without_a_place_for_weights_or_marks():
 
 
 @pytest.mark.parametrize("keep_rate", [0.0, 0.25])
-def test_the_classifiers_thinning_has_the_weights_that_make_up_for_it(keep_rate):
+def test_subsampling_weights_compensate_dropped_examples(keep_rate):
     classifier = InputClassifier(["table"], seed=2)
     classifier.set_drift([0], [1], [0.0])
     classifier.configure("drift", 0.5, keep_rate=keep_rate)

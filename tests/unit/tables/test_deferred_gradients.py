@@ -112,7 +112,7 @@ def train_native(rule, policy):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("policy", [MOVEMENT, INTERVAL], ids=["movement", "interval"])
 @pytest.mark.parametrize("is_graph, is_wrapped", [(False, False), (True, False), (True, True)])
-def test_it_defers_what_the_native_store_defers(rule, policy, is_graph, is_wrapped):
+def test_deferred_gradients_equal_native_store(rule, policy, is_graph, is_wrapped):
     make, native_rule = RULES[rule]
     rows, store, traces = train(make(), policy, is_graph, is_wrapped)
     native_rows, native_counts = train_native(native_rule, policy)
@@ -125,7 +125,7 @@ def test_it_defers_what_the_native_store_defers(rule, policy, is_graph, is_wrapp
 
 @pytest.mark.parametrize("maximum", [0, 1, 7, 1000])
 @pytest.mark.parametrize("policy", [MOVEMENT, INTERVAL], ids=["movement", "interval"])
-def test_nothing_is_lost_within_any_budget(policy, maximum):
+def test_no_gradient_is_lost_within_any_budget(policy, maximum):
     policy = UpdatePolicy("defer", policy.trigger, policy.movement, policy.max_age, maximum)
     rows, store, _ = train(keras.optimizers.SGD(0.1), policy, is_graph=True)
     plain, _, _ = train(keras.optimizers.SGD(0.1), UpdatePolicy())
@@ -141,13 +141,13 @@ def test_nothing_is_lost_within_any_budget(policy, maximum):
     assert counts.deferred_bytes <= max(1, min(maximum, ROWS)) * (4 * DIM + 16) + 9 * ROWS
 
 
-def test_no_more_sums_are_deferred_than_allowed():
+def test_deferred_sums_stay_within_limit():
     policy = UpdatePolicy("defer", "interval", max_age=100, max_rows=5)
     _, store, _ = train(keras.optimizers.SGD(0.1), policy, flushes=False)
     assert store.update_counts("t").deferred_now == 5
 
 
-def test_shadow_mode_counts_and_passes_everything():
+def test_shadow_mode_counts_and_passes_all_gradients():
     shadow = UpdatePolicy("defer", "interval", max_age=6, max_rows=1000, is_shadow=True)
     rows, store, _ = train(keras.optimizers.Adagrad(0.1), shadow, flushes=False)
     plain, _, _ = train(keras.optimizers.Adagrad(0.1), UpdatePolicy())
@@ -161,7 +161,7 @@ def test_shadow_mode_counts_and_passes_everything():
     assert store.update_counts("t").flushed > 0
 
 
-def test_sums_leave_with_the_next_step_when_the_policy_changes():
+def test_policy_change_applies_sums_with_next_step():
     variable = tf.Variable(tf.zeros([ROWS, DIM]))
     store = VariableStore({"t": variable})
     store.set_saturated("t", [1, 2, 3])
@@ -190,7 +190,7 @@ def test_sums_leave_with_the_next_step_when_the_policy_changes():
     assert offer(2) == {}
 
 
-def test_gradients_that_are_not_finite_are_not_deferred():
+def test_nonfinite_gradients_are_not_deferred():
     optimizer = keras.optimizers.SGD(0.1)
     store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
     store.set_saturated("t", [0, 1])
@@ -213,7 +213,7 @@ def test_gradients_that_are_not_finite_are_not_deferred():
         (tf.compat.v1.train.AdagradOptimizer(0.1), "with AdagradOptimizer"),
     ],
 )
-def test_movement_must_be_known(optimizer, message):
+def test_unknown_movement_raises(optimizer, message):
     store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
     with pytest.raises(ValueError, match=rf"`until`: 'Movement'.*{message}"):
         store.set_update_policy("t", MOVEMENT)
@@ -238,13 +238,13 @@ def test_movement_must_be_known(optimizer, message):
     ],
     ids=["native", "replicated", "sharded"],
 )
-def test_native_tables_refuse_an_interval(make, dry_run):
+def test_native_tables_refuse_interval(make, dry_run):
     store, settings = make([Table("t", DIM)]), EngineSettings(BY_INTERVAL, dry_run=dry_run)
     with pytest.raises(ValueError, match=r"Invalid `until`: Interval\(.*Movement\("):
         SaturationTracker(store, settings, [FeatureSpec("t", "t")])
 
 
-def test_an_interval_on_variables_warns_once_of_its_cost(caplog):
+def test_interval_on_variables_warns_once_about_cost(caplog):
     store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, keras.optimizers.Adam())
     slipstream = Slipstream(store, BY_INTERVAL, window=Window(steps=2, warmup=0))
     for _ in range(6):
@@ -253,14 +253,14 @@ def test_an_interval_on_variables_warns_once_of_its_cost(caplog):
     assert ".0171 AUC" in said and ".0007" in said and "stream.md" in said
 
 
-def test_sums_do_not_wait_in_an_optimizer_that_accumulates():
+def test_deferring_with_accumulating_optimizer_raises():
     optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
     store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))}, optimizer)
     with pytest.raises(ValueError, match="`gradient_accumulation_steps`: 2 for table 't'"):
         store.set_update_policy("t", INTERVAL)
 
 
-def test_a_step_that_was_traced_without_the_optimizer_cannot_tell_movement():
+def test_movement_after_step_traced_without_optimizer_raises():
     variable = tf.Variable(tf.zeros([ROWS, DIM]))
     store = VariableStore({"t": variable})
     gradients = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
@@ -270,7 +270,7 @@ def test_a_step_that_was_traced_without_the_optimizer_cannot_tell_movement():
         store.set_update_policy("t", MOVEMENT)
 
 
-def test_an_optimizer_without_state_is_refused():
+def test_optimizer_without_state_raises():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = VariableStore({"t": variable}, keras.optimizers.Adagrad())
     store.set_update_policy("t", MOVEMENT)
@@ -279,7 +279,7 @@ def test_an_optimizer_without_state_is_refused():
         store.mask_gradients("t", slices)
 
 
-def test_flushing_an_optimizer_that_accumulates_is_refused():
+def test_flush_with_accumulating_optimizer_raises():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = VariableStore({"t": variable})
     optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
@@ -289,7 +289,7 @@ def test_flushing_an_optimizer_that_accumulates_is_refused():
         flush_deferred(store, optimizer)
 
 
-def test_optimizers_of_tensorflow_1_can_be_flushed():
+def test_tensorflow_1_optimizers_can_flush():
     variable = tf.Variable(tf.zeros([ROWS, DIM]))
     store = VariableStore({"t": variable})
     store.set_saturated("t", [3])
@@ -313,14 +313,14 @@ def defer_one(variable, optimizer=None):
     return store
 
 
-def test_optimizers_of_tensorflow_1_with_slots_flush_keras_variables():
+def test_tensorflow_1_optimizers_with_slots_flush_keras_variables():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = defer_one(variable)
     assert flush_deferred(store, tf.compat.v1.train.AdagradOptimizer(0.5, 3.0)) == 1
     np.testing.assert_allclose(variable.numpy()[3], [-0.25] * DIM)
 
 
-def test_an_optimizer_that_does_not_know_the_variable_loses_nothing():
+def test_optimizer_without_variable_keeps_deferred_gradients():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = defer_one(variable)
     optimizer = keras.optimizers.SGD(0.5)
@@ -332,7 +332,7 @@ def test_an_optimizer_that_does_not_know_the_variable_loses_nothing():
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
 
 
-def test_an_optimizer_of_other_ranks_is_refused():
+def test_optimizer_of_other_ranks_raises():
     class TwoRanks(SingleProcess):
         size = 2
 
@@ -344,7 +344,7 @@ def test_an_optimizer_of_other_ranks_is_refused():
 
 
 @pytest.mark.parametrize("then", [(), (INTERVAL,)])
-def test_what_was_deferred_in_earnest_is_applied_in_a_dry_run(then):
+def test_earlier_deferred_gradients_are_applied_in_dry_run(then):
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = defer_one(variable)
     for policy in (dataclasses.replace(INTERVAL, is_shadow=True), *then):
@@ -353,7 +353,7 @@ def test_what_was_deferred_in_earnest_is_applied_in_a_dry_run(then):
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
 
 
-def test_whether_to_ask_the_other_ranks_does_not_depend_on_what_a_rank_defers():
+def test_need_for_collective_flush_is_independent_of_deferred_gradients():
     deferring = []
     for has_deferred in (False, True):
         store = VariableStore({"t": tf.Variable(tf.zeros([ROWS, DIM]))})
@@ -370,7 +370,7 @@ def test_whether_to_ask_the_other_ranks_does_not_depend_on_what_a_rank_defers():
     assert deferring == [True, True]
 
 
-def test_a_step_whose_data_has_ended_changes_nothing():
+def test_step_after_end_of_data_changes_nothing():
     variable = keras.Variable(np.zeros((ROWS, DIM), np.float32))
     store = defer_one(variable)
     store.set_update_policy("t", UpdatePolicy())

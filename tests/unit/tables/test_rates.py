@@ -45,7 +45,7 @@ def stores(own: Any, optimizer: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", range(3))
-def test_a_table_has_its_own_rule_and_rate(kind: int) -> None:
+def test_tables_have_separate_rules_and_rates(kind: int) -> None:
     store = stores(Adagrad(0.5, 0.0, 1e-10), SGD(0.25))[kind]
     train(store, [1], 4.0)
     assert rows_of(store, "a") == [-1.0] and rows_of(store, "b") == [-0.5]
@@ -56,7 +56,7 @@ def test_a_table_has_its_own_rule_and_rate(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
-def test_ranks_go_by_each_tables_rule_and_rate(kind: str) -> None:
+def test_ranks_use_rule_and_rate_of_each_table(kind: str) -> None:
     own = Adagrad(Schedule([0], [0.5, 0.125]), 0.0, 1e-10)
 
     def job(comm: Any) -> Any:
@@ -77,7 +77,7 @@ def test_ranks_go_by_each_tables_rule_and_rate(kind: str) -> None:
     assert rows_of(alone, "a") == [-2.0, -2.0]
 
 
-def test_gradients_that_are_collected_go_by_each_tables_rate() -> None:
+def test_collected_gradients_use_rate_of_each_table() -> None:
     store = NativeStore(tables(SGD(0.5)), SGD(0.25))
     both = {name: tf.constant([1], tf.int64) for name in ("a", "b")}
     pooled, plan = store.lookup(pack(both, SPECS), training=True)
@@ -85,7 +85,7 @@ def test_gradients_that_are_collected_go_by_each_tables_rate() -> None:
     assert rows_of(store, "a") == [-0.25] and rows_of(store, "b") == [-0.5]
 
 
-def test_tables_without_one_share_the_stores() -> None:
+def test_tables_without_optimizer_share_store_rate() -> None:
     store = NativeStore(tables(), SGD(0.5))
     assert store.learning_rate is not None
     store.learning_rate.assign(0.25)
@@ -94,12 +94,12 @@ def test_tables_without_one_share_the_stores() -> None:
     assert isinstance(NativeStore(tables()).optimizer_of("a"), Adagrad)
 
 
-def test_a_shared_number_costs_no_operation() -> None:
+def test_shared_constant_rate_adds_no_graph_operation() -> None:
     store = NativeStore(tables(), SGD(0.5))
     assert store.rates.now() is store.learning_rate
 
 
-def test_a_variable_is_read_in_every_update() -> None:
+def test_variable_rate_is_read_in_every_update() -> None:
     rate = tf.Variable(0.5)
     store = NativeStore(tables(SGD(rate)), SGD(1.0))
     train(store, [1])
@@ -108,7 +108,7 @@ def test_a_variable_is_read_in_every_update() -> None:
     assert rows_of(store, "b") == [-0.75] and rows_of(store, "a") == [-2.0]
 
 
-def test_a_schedule_goes_by_the_tables_updates_and_is_restored() -> None:
+def test_schedule_follows_updates_of_table_and_is_restored() -> None:
     rule = SGD(Schedule([1, 2], [1.0, 0.5, 0.25]))
     store = NativeStore(tables(rule), SGD(1.0))
 
@@ -129,7 +129,7 @@ def test_a_schedule_goes_by_the_tables_updates_and_is_restored() -> None:
         other.rates.assign(1, 0.5)
 
 
-def test_another_rule_of_a_table_is_refused() -> None:
+def test_restoring_other_rule_raises() -> None:
     saved = export_state(NativeStore(tables(Adam(0.1)), SGD(1.0)))
     other = NativeStore(tables(SGD(0.1)), SGD(1.0))
     with pytest.raises(ValueError, match="table 'b' was saved with the update rule Adam"):
@@ -137,7 +137,7 @@ def test_another_rule_of_a_table_is_refused() -> None:
     restore_state(NativeStore(tables(Adam(0.5)), SGD(2.0)), saved, "a test")
 
 
-def test_a_checkpoint_of_a_job_has_each_tables_rule_and_rate(tmp_path: Any) -> None:
+def test_checkpoint_contains_rule_and_rate_of_each_table(tmp_path: Any) -> None:
     def job(rate: float) -> Any:
         return NativeStore(tables(Adagrad(rate)), SGD(rate))
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_a_job_has_each_tables_rule_and_rate(tmp_path: Any) -> N
         distributed.CheckpointManager(str(tmp_path), whole, comm, wrong).restore()
 
 
-def test_sok_has_one_rule_for_all_tables() -> None:
+def test_sok_refuses_different_rules() -> None:
     with pytest.raises(ValueError, match=r"`optimizer`.*SOK's tables.*same optimizer and rate"):
         optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.25), "SOK's tables")
     assert optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.5), "SOK's tables") == SGD(0.5)

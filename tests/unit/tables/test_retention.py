@@ -48,7 +48,7 @@ def drawn(seed: int) -> np.ndarray:
     return np.concatenate([random.integers(0, 100, 20), random.integers(0, 3000, 20)])
 
 
-def test_a_key_gets_a_row_with_its_second_access() -> None:
+def test_key_is_admitted_at_second_access() -> None:
     store = store_of(Retention(admit_after=2))
     initial = store.gather("t", [5, 6])[0].numpy()
     np.testing.assert_array_equal(step(store, [5, 6, 6]), initial[[0, 1, 1]])
@@ -63,7 +63,7 @@ def test_a_key_gets_a_row_with_its_second_access() -> None:
     assert 9 in store.keys_of("t")
 
 
-def test_a_row_expires_after_steps() -> None:
+def test_row_expires_after_steps() -> None:
     store = store_of(Retention(expire_after=20))
     step(store, [5, 6])
     for _ in range(26):
@@ -72,7 +72,7 @@ def test_a_row_expires_after_steps() -> None:
     assert store.statistics("t").expired_rows == store.update_counts("t").rows_expired == 1
 
 
-def test_a_row_expires_after_seconds() -> None:
+def test_row_expires_after_seconds() -> None:
     store = store_of(Retention(expire_after="1s"))
     step(store, [5, 6])
     deadline = time.monotonic() + 10
@@ -84,7 +84,7 @@ def test_a_row_expires_after_seconds() -> None:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_job_goes_on_as_if_it_had_not_ended(on_disk: bool, tmp_path: Path) -> None:
+def test_resumed_job_continues_identically(on_disk: bool, tmp_path: Path) -> None:
     spill = tmp_path if on_disk else None
 
     def saved(store: NativeStore) -> CheckpointManager:
@@ -112,7 +112,7 @@ def test_a_job_goes_on_as_if_it_had_not_ended(on_disk: bool, tmp_path: Path) -> 
     assert len(ours["last_used"]) == len(ours["keys"])
 
 
-def test_what_saved_no_times_is_as_if_accessed_now(tmp_path: Path) -> None:
+def test_import_without_access_times_counts_as_accessed_now(tmp_path: Path) -> None:
     plain = store_of(None)
     for seed in range(100):
         step(plain, drawn(seed))
@@ -134,7 +134,7 @@ def test_what_saved_no_times_is_as_if_accessed_now(tmp_path: Path) -> None:
     assert by_time.size("t") == by_steps.size("t")
 
 
-def test_ranks_share_what_they_know_of_rare_keys(tmp_path: Path) -> None:
+def test_ranks_merge_counts_of_rare_keys(tmp_path: Path) -> None:
     retention = Retention(admit_after=3, expire_after=30)
 
     def run(comm: Any, begin: int, end: int) -> Any:
@@ -159,7 +159,7 @@ def test_ranks_share_what_they_know_of_rare_keys(tmp_path: Path) -> None:
     assert set(np.concatenate(owned)) <= set(after[0])
 
 
-def test_owners_give_rows_by_the_requests_of_all_ranks() -> None:
+def test_owners_admit_keys_by_requests_of_all_ranks() -> None:
     admit_after, life, steps, rate = 3, 8, 60, 0.5
     table = store_of(Retention(admit_after=admit_after, expire_after=life)).tables[0]
     drawn = np.random.default_rng(0).zipf(1.3, (steps, 2, 12)) % 200
@@ -200,7 +200,7 @@ def test_owners_give_rows_by_the_requests_of_all_ranks() -> None:
     assert known > 10
 
 
-def test_a_report_has_columns_for_what_left(tmp_path: Path) -> None:
+def test_report_has_columns_for_evicted_and_expired_rows(tmp_path: Path) -> None:
     job = Job(SingleProcess(), "native", tmp_path, retention=Retention(15, "lfu", 2, 6))
     job.train(0, 40)
     savings = SavingsReport(job.tracker.reports, job.tracker._settings)
@@ -216,7 +216,7 @@ def test_a_report_has_columns_for_what_left(tmp_path: Path) -> None:
     assert not {"evicted", "expired", "not admitted"} & set(columns)
 
 
-def test_ranks_with_all_rows_refuse() -> None:
+def test_replicated_ranks_refuse_retention() -> None:
     def make(comm: Any) -> None:
         table = Table("t", DIM, retention=Retention(admit_after=2))
         ReplicatedStore([table], optimizers.SGD(0.1), comm)
@@ -237,12 +237,12 @@ def test_ranks_with_all_rows_refuse() -> None:
         ({"expire_after": 1.5}, r"Invalid `expire_after`: 1\.5"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, Any], error: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], error: str) -> None:
     with pytest.raises((ValueError, TypeError), match=error):
         Retention(**settings)
 
 
-def test_a_configuration_comes_back() -> None:
+def test_config_round_trip() -> None:
     for retention in (Retention(5), BOTH, Retention(expire_after="30d")):
         table = Table("t", DIM, retention=retention)
         assert Table.from_config(table.get_config()) == table

@@ -79,7 +79,7 @@ def assert_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> N
 
 
 @narrow
-def test_rows_are_numbers_of_their_dtype_and_near_those_of_floats(storage: Storage) -> None:
+def test_rows_have_table_dtype_and_approximate_float32(storage: Storage) -> None:
     store, floats = store_of(storage), store_of(Storage())
     for one in (store, floats):
         train(one, 20)
@@ -98,14 +98,14 @@ def test_rows_are_numbers_of_their_dtype_and_near_those_of_floats(storage: Stora
 
 
 @narrow
-def test_the_same_run_gives_the_same_bits(storage: Storage) -> None:
+def test_same_run_is_bitwise_equal(storage: Storage) -> None:
     first, second = store_of(storage), store_of(storage)
     for store in (first, second):
         train(store, 10)
     assert_same(contents_of(first), contents_of(second))
 
 
-def test_absent_keys_start_as_their_row_will_be_kept() -> None:
+def test_initial_rows_are_rounded_to_table_dtype() -> None:
     for storage in NARROW:
         store = store_of(storage)
         keys = tf.constant([3, 9, 1 << 40], tf.int64)
@@ -115,7 +115,7 @@ def test_absent_keys_start_as_their_row_will_be_kept() -> None:
         np.testing.assert_array_equal(before, made)
 
 
-def test_half_the_bytes_are_half_the_memory() -> None:
+def test_half_precision_halves_memory() -> None:
     keys = np.arange(100_000)
     used = {}
     for storage in (Storage(), Storage("bfloat16", "bfloat16")):
@@ -130,7 +130,7 @@ def test_half_the_bytes_are_half_the_memory() -> None:
 
 @narrow
 @pytest.mark.parametrize("policy", ["apply", "mask", "defer"])
-def test_a_checkpoint_goes_on_as_if_it_had_not_stopped(
+def test_restored_table_continues_identically(
     storage: Storage, policy: str, tmp_path: Path
 ) -> None:
     rule = UpdatePolicy(policy)
@@ -148,7 +148,7 @@ def test_a_checkpoint_goes_on_as_if_it_had_not_stopped(
     assert_same(contents_of(whole), contents_of(resumed))
 
 
-def test_checkpoints_are_as_narrow_as_the_rows(tmp_path: Path) -> None:
+def test_checkpoints_store_rows_in_table_dtype(tmp_path: Path) -> None:
     sizes = {}
     for storage in (Storage(), Storage("bfloat16", "bfloat16"), Storage("float16", "bfloat16")):
         store, name = store_of(storage, dim=64), storage.dtype
@@ -162,7 +162,7 @@ def test_checkpoints_are_as_narrow_as_the_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", [Storage("bfloat16"), Storage("float16")], ids=str)
-def test_checkpoints_go_from_one_dtype_to_another(storage: Storage, tmp_path: Path) -> None:
+def test_checkpoints_convert_between_dtypes(storage: Storage, tmp_path: Path) -> None:
     for number, (first, second) in enumerate([(Storage(), storage), (storage, Storage())]):
         saved, restored = store_of(first), store_of(second)
         train(saved, 5)
@@ -175,7 +175,7 @@ def test_checkpoints_go_from_one_dtype_to_another(storage: Storage, tmp_path: Pa
         assert_same(expected, contents_of(restored))
 
 
-def test_what_a_dtype_cannot_keep_is_refused() -> None:
+def test_values_beyond_dtype_range_raise() -> None:
     store = store_of(Storage("float16"))
     rows = np.zeros((2, 8), np.float32)
     rows[1, 3] = 70_000
@@ -204,7 +204,7 @@ def served(layer: Any, folder: Path, **settings: Any) -> np.ndarray:
 
 
 @narrow
-def test_a_saved_model_has_the_rows_as_they_are_kept(storage: Storage, tmp_path: Path) -> None:
+def test_saved_model_has_rows_of_table_dtype(storage: Storage, tmp_path: Path) -> None:
     layer = layer_of(storage)
     np.testing.assert_array_equal(served(layer, tmp_path / "1"), layer.store.gather("t", KEYS)[0])
     rows = {table.name: (table.keys, table.rows) for table in export.token(layer).tables}
@@ -213,7 +213,7 @@ def test_a_saved_model_has_the_rows_as_they_are_kept(storage: Storage, tmp_path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-def test_a_saved_model_has_rows_of_another_dtype(dtype: str, tmp_path: Path) -> None:
+def test_saved_model_can_have_other_row_dtype(dtype: str, tmp_path: Path) -> None:
     layer = layer_of(Storage())
     expected = layer.store.gather("t", KEYS)[0].numpy()
     found = served(layer, tmp_path / "1", rows_dtype=dtype)
@@ -223,7 +223,7 @@ def test_a_saved_model_has_rows_of_another_dtype(dtype: str, tmp_path: Path) -> 
     np.testing.assert_array_equal(found[3:], expected[3:])
 
 
-def test_deltas_are_of_rows_that_were_not_rounded(tmp_path: Path) -> None:
+def test_deltas_compare_unrounded_rows(tmp_path: Path) -> None:
     layer = layer_of(Storage("bfloat16"))
     served(layer, tmp_path / "kept")
     served(layer, tmp_path / "rounded", rows_dtype="int8")
@@ -239,12 +239,12 @@ def test_deltas_are_of_rows_that_were_not_rounded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, layer.store.gather("t", KEYS)[0])
 
 
-def test_unknown_dtypes_of_rows_are_refused(tmp_path: Path) -> None:
+def test_unknown_row_dtypes_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`rows_dtype`: 'int4'.*'int8'"):
         served(layer_of(Storage()), tmp_path / "1", rows_dtype="int4")
 
 
-def test_a_model_trains_with_tables_of_several_dtypes() -> None:
+def test_model_trains_with_tables_of_different_dtypes() -> None:
     tables = [
         dataclasses.replace(table_of(storage), name=f"t{i}") for i, storage in enumerate(NARROW)
     ]

@@ -50,14 +50,14 @@ def test_rows_are_read_written_removed_and_listed() -> None:
         ([None], [[1.0, 2.0]], r"`keys`"),
     ],
 )
-def test_what_cannot_be_written(keys: Any, rows: Any, message: str) -> None:
+def test_invalid_writes_raise(keys: Any, rows: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make().write(keys, rows)
     with pytest.raises(ValueError, match=r"`table`: 'x'.*'t'"):
         TableRows(make().store, "x")
 
 
-def test_a_layers_table_and_training_after_a_removal() -> None:
+def test_layer_reads_initial_row_after_removal() -> None:
     layer = EmbeddingCollection([Table("t", 2, initializer=START)], RULE)
     keys = tf.constant([[1], [2]], tf.int64)
     with tf.GradientTape() as tape:
@@ -71,7 +71,7 @@ def test_a_layers_table_and_training_after_a_removal() -> None:
         layer.table("x")
 
 
-def test_a_variables_rows_are_not_the_stores_to_change() -> None:
+def test_variable_store_refuses_row_writes() -> None:
     table = TableRows(VariableStore({"t": tf.Variable(tf.ones([3, 2]))}), "t")
     assert table.read([1]).tolist() == [[1.0, 1.0]] and len(table) == 3
     with pytest.raises(ValueError, match=r"`store`: 'VariableStore' for a change of table 't'"):
@@ -79,7 +79,7 @@ def test_a_variables_rows_are_not_the_stores_to_change() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
-def test_ranks_write_and_remove_together(kind: str) -> None:
+def test_ranks_write_and_remove_collectively(kind: str) -> None:
     def job(comm: Any) -> Any:
         table = make(comm, kind=getattr(distributed, kind))
         keys = np.arange(10)
@@ -95,7 +95,7 @@ def test_ranks_write_and_remove_together(kind: str) -> None:
     assert Threads(3).run(job) == [expected] * 3
 
 
-def test_ranks_that_write_different_rows_are_told() -> None:
+def test_ranks_writing_different_rows_raise() -> None:
     def job(comm: Any) -> str:
         table = make(comm, kind=distributed.ReplicatedStore)
         with pytest.raises(
@@ -107,7 +107,7 @@ def test_ranks_that_write_different_rows_are_told() -> None:
     Threads(2).run(job)
 
 
-def test_a_sharded_tables_replicas_and_deferred_gradients_go() -> None:
+def test_removing_sharded_rows_drops_replicas_and_deferred_gradients() -> None:
     from slipstream_tf.ops.features import FeatureSpec, pack
     from slipstream_tf.ops.update_policy import UpdatePolicy
 
@@ -130,7 +130,7 @@ def test_a_sharded_tables_replicas_and_deferred_gradients_go() -> None:
     assert Threads(2).run(job) == [([1, 2], [], [[0.5, 0.5], [8.0, 8.0]])] * 2
 
 
-def test_rows_of_a_keras_embedding() -> None:
+def test_rows_are_imported_from_keras_embedding() -> None:
     table = make()
     old = keras.layers.Embedding(3, 2)
     with pytest.raises(ValueError, match=r"`weights`.*built"):
@@ -144,7 +144,7 @@ def test_rows_of_a_keras_embedding() -> None:
         from_embedding(table, np.ones((2, 3)))
 
 
-def test_keys_of_another_vocabulary() -> None:
+def test_keys_are_renamed_to_other_vocabulary() -> None:
     table = make()
     table.write([1, 2, 3], [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     assert rename_keys(table, {1: 2, 2: 1, 9: 4}, keep_others=True) == 2
@@ -156,7 +156,7 @@ def test_keys_of_another_vocabulary() -> None:
     assert rename_keys(table, {}) == 0 and len(table) == 0
 
 
-def test_texts_are_keys() -> None:
+def test_strings_are_accepted_as_keys() -> None:
     table = make()
     table.write(["a"], [[1.0, 2.0]])
     assert table.read(["a"]).tolist() == [[1.0, 2.0]] and table.remove([b"a"]) == 1

@@ -96,5 +96,5 @@ def digest(store: NativeStore, policy: UpdatePolicy) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_are_those_of_before(rule: str, policy: str) -> None:
+def test_rows_equal_recorded_digests(rule: str, policy: str) -> None:
     assert digest(store_of(RULES[rule]), POLICIES[policy]) == DIGESTS[f"{rule}, {policy}"]

@@ -18,7 +18,7 @@ from slipstream_tf.tables.sok.store import UnchangedKeys
 GOOD = {"init_capacity": 1 << 10, "max_capacity": 1 << 20, "max_hbm_for_vectors": 2}
 
 
-def test_good_settings_pass() -> None:
+def test_valid_settings_pass() -> None:
     hkv.require_settings(GOOD, "table 't'", are_capacities_needed=True)
     others = {"max_load_factor": 0.75, "max_bucket_size": 128, "block_size": 256, "io_by_cpu": True}
     hkv.require_settings({**GOOD, **others}, "table 't'", are_capacities_needed=True)
@@ -42,20 +42,20 @@ def test_good_settings_pass() -> None:
         ({"io_by_cpu": 1}, "`io_by_cpu`: 1 .*True or False"),
     ],
 )
-def test_bad_settings_are_named(changed: dict, named: str) -> None:
+def test_invalid_settings_are_named(changed: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named) as raised:
         hkv.require_settings({**GOOD, **changed}, "table 't'", are_capacities_needed=False)
     assert "table 't'" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["init_capacity", "max_capacity"])
-def test_missing_capacities_are_refused_where_they_are_needed(name: str) -> None:
+def test_missing_required_capacities_raise(name: str) -> None:
     settings = {key: value for key, value in GOOD.items() if key != name}
     with pytest.raises(ValueError, match=f"`{name}`: None .*67,108,864 rows"):
         hkv.require_settings(settings, "table 't'", are_capacities_needed=True)
 
 
-def test_memory_of_the_defaults() -> None:
+def test_default_memory_includes_rows_and_keys() -> None:
     # 64Mi rows of 128 floats are 32 GiB, with 16 GiB on the GPU. Each key takes 17 bytes.
     taken = hkv.memory({}, 128)
     assert taken == ((16 << 30) + (64 << 20) * 17, 16 << 30)
@@ -63,7 +63,7 @@ def test_memory_of_the_defaults() -> None:
 
 
 @given(st.integers(0, 30), st.integers(1, 512), st.integers(0, 64), st.integers(0, 3))
-def test_memory_is_all_rows_and_keys(power: int, dim: int, gibibytes: int, slots: int) -> None:
+def test_memory_covers_all_rows_and_keys(power: int, dim: int, gibibytes: int, slots: int) -> None:
     settings = {"max_capacity": 1 << power, "max_hbm_for_vectors": gibibytes}
     taken = hkv.memory(settings, dim, slots)
     assert sum(taken) == (1 + slots) * (1 << power) * (4 * dim + 17)
@@ -71,7 +71,7 @@ def test_memory_is_all_rows_and_keys(power: int, dim: int, gibibytes: int, slots
 
 
 @pytest.mark.parametrize("var_type", ["hybrid", "hbm"])
-def test_storage_is_refused(var_type):
+def test_storage_raises(var_type):
     table = Table("items", 8, storage=Storage("bfloat16"))
     with pytest.raises(ValueError, match=r"`storage`.*'items' in SOK.*max_hbm_for_vectors"):
         _settings_of(table, var_type, {})
@@ -94,7 +94,7 @@ def assert_equal(exact, estimated):
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
-def test_they_agree(is_graph):
+def test_counters_agree(is_graph):
     rng = np.random.default_rng(1)
     specs = [FeatureSpec("x", "a"), FeatureSpec("bag", "b"), FeatureSpec("ragged", "a")]
     counters = pair()
@@ -117,7 +117,7 @@ def test_they_agree(is_graph):
     assert -1 not in counters[1].hot_keys("b", 100)[0]
 
 
-def test_columns_of_a_matrix():
+def test_counters_accept_matrix_columns():
     specs = [FeatureSpec("x", "a"), FeatureSpec("y", "b"), FeatureSpec("z", "a")]
     counters = pair()
     matrix = tf.constant([[1, 2, 3], [1, 5, -1], [4, 5, 3]], tf.int64)
@@ -132,7 +132,7 @@ def of(*keys: int) -> np.ndarray:
     return np.array(keys, np.int64)
 
 
-def test_keys_keep_their_time_while_they_stay() -> None:
+def test_kept_keys_keep_their_time() -> None:
     unchanged = UnchangedKeys()
     unchanged.replace(of(5, 3), 1.0)
     unchanged.replace(of(3, 7, 5), 2.0)
@@ -145,7 +145,7 @@ def test_keys_keep_their_time_while_they_stay() -> None:
     assert unchanged.since(3.0).tolist() == [7]
 
 
-def test_nothing_is_known_of_keys_that_were_forgotten() -> None:
+def test_forgotten_keys_are_not_returned() -> None:
     unchanged = UnchangedKeys()
     assert unchanged.since(9.0).size == 0
     unchanged.replace(of(1), 1.0)

@@ -56,7 +56,7 @@ def assert_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> N
         np.testing.assert_array_equal(values, theirs[name], err_msg=name)
 
 
-def test_rows_are_those_of_a_table_in_memory(tmp_path: Path) -> None:
+def test_spilled_rows_equal_table_in_memory(tmp_path: Path) -> None:
     spilled, memory = store_of(tmp_path), store_of(None)
     for store in (spilled, memory):
         train(store, 60)
@@ -80,7 +80,7 @@ def test_rows_are_those_of_a_table_in_memory(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_prefetched_rows_are_read_before_they_are_needed(tmp_path: Path) -> None:
+def test_prefetch_reads_rows_in_advance(tmp_path: Path) -> None:
     spilled, memory = store_of(tmp_path), store_of(None)
     for store in (spilled, memory):
         train(store, 30)
@@ -99,7 +99,7 @@ def test_prefetched_rows_are_read_before_they_are_needed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", ["mask", "defer"])
-def test_policies_do_what_they_do_in_memory(mode: str, tmp_path: Path) -> None:
+def test_policies_equal_table_in_memory(mode: str, tmp_path: Path) -> None:
     policy = UpdatePolicy(mode)
     if mode == "defer":
         policy = UpdatePolicy("defer", "movement", movement=0.05, max_age=7, max_rows=10_000)
@@ -115,7 +115,7 @@ def test_policies_do_what_they_do_in_memory(mode: str, tmp_path: Path) -> None:
     assert spilled.update_counts("t").sent == memory.update_counts("t").sent
 
 
-def test_a_checkpoint_goes_into_a_table_that_spills_and_back(tmp_path: Path) -> None:
+def test_checkpoint_moves_between_spilled_table_and_memory(tmp_path: Path) -> None:
     (tmp_path / "spill").mkdir()
     whole = store_of(None)
     train(whole, 40)
@@ -131,7 +131,7 @@ def test_a_checkpoint_goes_into_a_table_that_spills_and_back(tmp_path: Path) -> 
     assert_same(back.export_table("t"), whole.export_table("t"))
 
 
-def test_a_model_trains_and_predicts_as_in_memory(tmp_path: Path) -> None:
+def test_model_trains_and_predicts_like_in_memory(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     keys = generator.integers(0, 3000, (2048, 2))
     label = (keys.sum(axis=1) % 2).astype(np.float32)
@@ -152,7 +152,7 @@ def test_a_model_trains_and_predicts_as_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["layer", "engine", "engine of two layers"])
-def test_data_sets_prefetch_their_batches(by: str, tmp_path: Path) -> None:
+def test_datasets_prefetch_rows_of_batches(by: str, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     keys = generator.integers(0, 3000, (4096, 2))
     label = (keys.sum(axis=1) % 2).astype(np.float32)
@@ -194,12 +194,12 @@ def test_data_sets_prefetch_their_batches(by: str, tmp_path: Path) -> None:
         ({"memory": 1, "spill": 5}, r"`spill`: 5.*a non-empty path of a folder"),
     ],
 )
-def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Storage(**arguments)
 
 
-def test_a_folder_that_is_not_there_is_named_when_the_table_is_made(tmp_path: Path) -> None:
+def test_missing_directory_is_named_at_construction(tmp_path: Path) -> None:
     # Not earlier, because a configuration may be loaded on another machine.
     table = Table("t", DIM, storage=Storage(memory=1 << 20, spill=tmp_path / "none"))
     assert Table.from_config(table.get_config()) == table
@@ -207,14 +207,14 @@ def test_a_folder_that_is_not_there_is_named_when_the_table_is_made(tmp_path: Pa
         NativeStore([table])
 
 
-def test_a_batch_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_batch_larger_than_memory_raises(tmp_path: Path) -> None:
     store = store_of(tmp_path, memory=64 * 256)
     with pytest.raises(tf.errors.ResourceExhaustedError, match=r"a batch needs \d+ rows.*holds 64"):
         train(store, 1)
     assert store.size("t") == 0
 
 
-def test_owners_read_ahead_what_other_ranks_prefetch(tmp_path: Path) -> None:
+def test_owners_prefetch_rows_for_other_ranks(tmp_path: Path) -> None:
     steps = 40
 
     def run(comm: Any, spill: Path | None) -> Any:
@@ -252,7 +252,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_full_disk_raises_and_keeps_rows(tmp_path: Path) -> None:
     with small_disk(tmp_path, "1m"):
         spilled, memory = store_of(tmp_path), store_of(None)
         keys = np.arange(20_000)

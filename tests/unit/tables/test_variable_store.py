@@ -33,7 +33,7 @@ def questions(source: str) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-def test_no_code_asks_what_a_store_has() -> None:
+def test_no_code_checks_store_attributes() -> None:
     root = Path(slipstream_tf.__file__).parent
     sources = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
     found = {str(path): list(questions(source)) for path, source in sources.items()}
@@ -44,15 +44,15 @@ def test_no_code_asks_what_a_store_has() -> None:
     "source",
     ["hasattr(store, 'f')", "getattr(self._store, 'f', None)", "x = [hasattr(a.store, 'f')]"],
 )
-def test_questions_are_found(source: str) -> None:
+def test_attribute_checks_are_detected(source: str) -> None:
     assert len(list(questions(source))) == 1
 
 
-def test_others_may_be_asked() -> None:
+def test_attribute_checks_of_other_objects_are_allowed() -> None:
     assert list(questions("hasattr(optimizer, 'f') or getattr(store.optimizer, 'f', 0)")) == []
 
 
-def test_a_store_that_cannot_measure_in_one_pass_gathers() -> None:
+def test_store_without_one_pass_measure_gathers() -> None:
     class Gathers(TrackedStore):
         tables = (Table("t", 2),)
 
@@ -66,7 +66,7 @@ def test_a_store_that_cannot_measure_in_one_pass_gathers() -> None:
     assert drift.tolist() == [0.0, 6.0, 10.0]
 
 
-def test_slots_follow_from_the_rule() -> None:
+def test_slot_layout_follows_rule() -> None:
     table = Table("t", 3)
     for rule, slots in (
         (optimizers.SGD(), []),
@@ -80,7 +80,7 @@ def test_slots_follow_from_the_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=name_of)
-def test_new_rows_have_the_slots_that_the_rule_says(rule) -> None:
+def test_new_rows_have_initial_slots_of_rule(rule) -> None:
     store, specs = NativeStore([Table("t", 3)], rule), [FeatureSpec("f", "t")]
     store.lookup(pack({"f": [1]}, specs), training=True)
     slots = store.export_table("t")["slots"]
@@ -89,7 +89,7 @@ def test_new_rows_have_the_slots_that_the_rule_says(rule) -> None:
     assert rule.layout not in layouts
 
 
-def test_variables_have_no_slots_of_ours() -> None:
+def test_variable_store_has_no_slots() -> None:
     variables: SavedStore = VariableStore({"t": tf.Variable(tf.zeros([4, 3]))})
     assert variables.slot_layout("t").rule is None
     assert variables.num_keys("t") == 4 and variables.reserved_keys("t") == ()
@@ -111,7 +111,7 @@ def slices(indices, dim: int = DIM, dtype=tf.int64) -> tf.IndexedSlices:
     )
 
 
-def test_tables_in_order_and_their_variables():
+def test_tables_keep_order_and_variables():
     layer = keras.layers.Embedding(5, 2)
     layer.build()
     plain = tf.Variable(tf.zeros([7, 4]))
@@ -124,7 +124,7 @@ def test_tables_in_order_and_their_variables():
         assert store.table_of(other) is None
 
 
-def test_gather_reads_the_rows_as_they_are_now():
+def test_gather_reads_current_rows():
     store, variable = make()
     variable.assign_add(tf.ones_like(variable))
     rows, found = store.gather("item", [7, -1, 0, 8, 2**62])
@@ -142,7 +142,7 @@ def test_gather_reads_the_rows_as_they_are_now():
     steps=st.lists(st.lists(st.integers(0, ROWS - 1), max_size=20), max_size=4),
     k=st.integers(0, ROWS + 2),
 )
-def test_counts_and_hot_keys_equal_the_reference(steps, k):
+def test_counts_and_hot_keys_equal_reference(steps, k):
     store, _ = make()
     store.set_saturated("item", [0, 3])
     expected = np.zeros(ROWS, np.float32)
@@ -157,7 +157,7 @@ def test_counts_and_hot_keys_equal_the_reference(steps, k):
     np.testing.assert_array_equal(counts, expected[order])
 
 
-def test_decay():
+def test_decay_scales_counts():
     store, _ = make()
     store.mask_gradients("item", slices([5, 2, 5]))
     store.decay_counts(0.5)
@@ -171,7 +171,7 @@ def test_decay():
             store.decay_counts(factor)
 
 
-def test_masks_deduplicates_and_counts_rows():
+def test_mask_deduplicates_and_counts_rows():
     store, _ = make()
     store.set_saturated("item", [2, 6])
     passed = store.mask_gradients("item", slices([5, 2, 5, 6, 2, 0]))
@@ -187,7 +187,7 @@ def test_masks_deduplicates_and_counts_rows():
     assert store.offered_rows["item"].dtype == tf.int64
 
 
-def test_set_saturated_replaces_one_table_without_retracing():
+def test_set_saturated_replaces_keys_of_one_table_without_retracing():
     variables = {name: tf.Variable(tf.zeros([ROWS, DIM])) for name in ("user", "item")}
     store = VariableStore(variables)
     traces = []
@@ -222,12 +222,12 @@ def test_set_saturated_replaces_one_table_without_retracing():
         ({"": tf.Variable(tf.zeros([2, 2]))}, "Invalid `name`"),
     ],
 )
-def test_bad_variables(variables, message):
+def test_invalid_variables_raise(variables, message):
     with pytest.raises(ValueError, match=message):
         VariableStore(variables)
 
 
-def test_a_variable_given_twice():
+def test_duplicate_variable_raises():
     layer = keras.layers.Embedding(2, 2)
     layer.build()
     with pytest.raises(
@@ -245,7 +245,7 @@ def test_a_variable_given_twice():
         ([0.5], r"float64 \[1\]"),
     ],
 )
-def test_bad_saturated_keys(keys, message):
+def test_invalid_saturated_keys_raise(keys, message):
     store, _ = make()
     store.set_saturated("item", [1])
     with pytest.raises(ValueError, match=message):
@@ -254,7 +254,7 @@ def test_bad_saturated_keys(keys, message):
     assert list(passed.indices) == [0], "a rejected call changes nothing"
 
 
-def test_unknown_table_and_bad_k():
+def test_unknown_table_and_invalid_k_raise():
     store, _ = make()
     for call in (
         lambda: store.size("shop"),
@@ -269,7 +269,7 @@ def test_unknown_table_and_bad_k():
         store.hot_keys("item", -1)
 
 
-def test_indices_out_of_range_and_dense_gradients():
+def test_indices_out_of_range_and_dense_gradients_raise():
     store, _ = make()
     with tf.device("CPU:0"), pytest.raises(tf.errors.InvalidArgumentError, match="8"):
         store.mask_gradients("item", slices([8]))
@@ -277,7 +277,7 @@ def test_indices_out_of_range_and_dense_gradients():
         store.mask_gradients("item", tf.zeros([ROWS, DIM]))
 
 
-def test_a_policy_says_whether_flagged_rows_are_masked():
+def test_policy_decides_whether_flagged_rows_are_masked():
     store, _ = make()
     store.set_row_flags("item", [1, 2], np.array([SATURATED, 0], np.uint8))
     passed = {}
@@ -302,6 +302,6 @@ def test_a_policy_says_whether_flagged_rows_are_masked():
         (lambda s: s.set_update_policy("item", UpdatePolicy(ranks=2)), "`ranks`: 2"),
     ],
 )
-def test_what_the_store_cannot_do_is_refused(call, message):
+def test_unsupported_calls_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call(make()[0])

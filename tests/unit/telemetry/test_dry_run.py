@@ -22,7 +22,7 @@ def only(settings, made):
     return saving
 
 
-def test_examples_cost_what_the_learning_curve_says():
+def test_example_cost_follows_learning_curve():
     saving = only(dry("skip_examples", skip_keep_rate=0.2), reports())
     total, missing = INPUTS * WINDOWS, (SKIPPABLE - KEPT) * (WINDOWS - WARMUP)
     assert (saving.what, saving.saved) == ("examples", missing)
@@ -33,14 +33,14 @@ def test_examples_cost_what_the_learning_curve_says():
     assert "0.03 +- " in saving.basis and "0.50 of an average example" in saving.basis
 
 
-def test_examples_that_teach_more_than_others_cost_more():
+def test_examples_of_higher_value_cost_more():
     saving = only(dry("skip_examples"), reports(value=2.0))
     assert saving.min_cost < saving.max_cost
     ratio = saving.max_cost / saving.min_cost
     assert ratio == pytest.approx(MODEL_MARGIN)
 
 
-def test_masked_rows_cost_their_share_of_the_examples():
+def test_masked_rows_cost_fraction_of_examples():
     saving = only(dry("mask_gradients"), reports(value=1.0, sent=150, masked=50))
     offered = 200 * (WINDOWS - WARMUP)
     assert (saving.saved, saving.offered) == (offered // 4, offered)
@@ -50,7 +50,7 @@ def test_masked_rows_cost_their_share_of_the_examples():
     assert saving.min_cost == pytest.approx(SLOPE * math.log(total / (total - missing)))
 
 
-def test_deferred_rows_cost_what_the_rule_says():
+def test_deferred_rows_cost_follows_policy():
     settings = dry("skip_examples", "defer_gradients")
     made = reports(sent=120, deferred=80)
     examples, rows = estimate_dry_run(settings, made, (0.0001, 0.0006)).savings
@@ -65,19 +65,19 @@ def test_deferred_rows_cost_what_the_rule_says():
 
 
 @pytest.mark.parametrize("made", [reports(auc=False), reports()[: WARMUP + 1]])
-def test_without_a_curve_there_is_no_estimate(made):
+def test_estimate_is_missing_without_curve(made):
     saving = only(dry("skip_examples"), made)
     assert saving.saved > 0 and saving.max_cost is None and saving.basis.startswith("none, because")
     names_switch = "DryRun(estimates_cost=True)" in saving.basis
     assert names_switch == all(report.auc is None for report in made)
 
 
-def test_nothing_is_told_of_a_warm_up():
+def test_warmup_has_no_estimate():
     estimate = estimate_dry_run(dry("skip_examples"), reports()[:WARMUP])
     assert estimate.savings == () and "warm-up" in str(estimate)
 
 
-def test_it_can_be_had_as_json():
+def test_estimate_converts_to_json():
     estimate = estimate_dry_run(dry("skip_examples"), reports())
     (saving,) = json.loads(json.dumps(estimate.to_dict()))["savings"]
     assert saving["fraction"] == (SKIPPABLE) / INPUTS - KEPT / INPUTS

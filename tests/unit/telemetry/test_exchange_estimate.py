@@ -18,7 +18,7 @@ DRY_RUN = engine_settings("defer_gradients", dry_run=True)
 STEPS_PER_WINDOW, OFFERED, DIM = 10, 200, 3
 
 
-def test_replicated_rows_go_to_all_others_in_one_message():
+def test_replicated_rows_are_sent_to_all_ranks_in_one_message():
     estimate = ExchangeEstimate(LINK, rows=100, floats=16, ranks=3)
     assert estimate.seconds("float32") == pytest.approx(1e-3 + 100 * 2 * (8 + 64) / 1e6)
     assert estimate.seconds("bfloat16") == pytest.approx(1e-3 + 100 * 2 * (8 + 32) / 1e6, rel=1e-3)
@@ -26,12 +26,12 @@ def test_replicated_rows_go_to_all_others_in_one_message():
     assert half == pytest.approx(1e-3 + 50 * 2 * (8 + 64) / 1e6)
 
 
-def test_rows_of_sharded_tables_come_and_go():
+def test_sharded_rows_are_pulled_and_pushed():
     estimate = ExchangeEstimate(LINK, rows=100, floats=16, ranks=2, is_spread=True)
     assert estimate.seconds("float32") == pytest.approx(3e-3 + 2 * 50 * (8 + 64) / 1e6)
 
 
-def test_it_is_of_the_steps_after_the_warmup():
+def test_estimate_covers_steps_after_warmup():
     made = reports(sent=50)
     estimate = estimate_exchange(made, LINK, 2, is_spread=False)
     assert estimate is not None
@@ -42,7 +42,7 @@ def test_it_is_of_the_steps_after_the_warmup():
     assert estimate_exchange([], LINK, 2, is_spread=False) is None
 
 
-def test_deferring_pays_where_the_link_is_slow():
+def test_deferring_saves_time_on_slow_link():
     slow = ExchangeEstimate(LINK, rows=10000, floats=16, ranks=2, sent_fraction=0.5, defers=True)
     assert "If 50% of the gradient rows are sent, int8 takes" in str(slow)
     assert "This saves " in str(slow) and " ms per step." in str(slow)
@@ -51,7 +51,7 @@ def test_deferring_pays_where_the_link_is_slow():
     assert "This saves no time" not in str(dataclasses.replace(fast, sent_fraction=1.0))
 
 
-def test_masking_takes_no_time_of_its_own():
+def test_masking_adds_no_time():
     deferring = estimate_exchange(reports(sent=50), LINK, 2, is_spread=False)
     masking = estimate_exchange(reports(sent=50, masked=150), LINK, 2, is_spread=False)
     assert deferring is not None and deferring.defers and deferring.seconds_to_defer > 0
@@ -59,7 +59,7 @@ def test_masking_takes_no_time_of_its_own():
     assert "to defer the" in str(deferring) and "to defer" not in str(masking)
 
 
-def test_a_dry_run_tells_it():
+def test_dry_run_contains_exchange_estimate():
     made = reports(sent=50)
     exchange = estimate_exchange(made, LINK, 2, is_spread=True)
     estimate = estimate_dry_run(DRY_RUN, made, None, exchange)

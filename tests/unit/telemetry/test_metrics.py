@@ -27,14 +27,14 @@ def auc_of_all_pairs(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 @given(st.one_of(TIED, FREE))
-def test_auc_is_the_share_of_ordered_pairs(pairs: list[tuple[int, float]]) -> None:
+def test_auc_equals_fraction_of_ordered_pairs(pairs: list[tuple[int, float]]) -> None:
     labels, scores = (np.array(column) for column in zip(*pairs, strict=True))
     expected = auc_of_all_pairs(labels, scores.astype(float))
     assert exact_auc(labels, scores) == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @given(TIED, st.randoms())
-def test_auc_does_not_depend_on_the_order_of_inputs(pairs: list, random: object) -> None:
+def test_auc_does_not_depend_on_order(pairs: list, random: object) -> None:
     before = exact_auc(*zip(*pairs, strict=True))
     shuffled = list(pairs)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -42,20 +42,20 @@ def test_auc_does_not_depend_on_the_order_of_inputs(pairs: list, random: object)
 
 
 @given(TIED)
-def test_auc_of_reversed_scores_is_the_complement(pairs: list[tuple[int, int]]) -> None:
+def test_auc_of_reversed_scores_is_complement(pairs: list[tuple[int, int]]) -> None:
     labels, scores = (np.array(column) for column in zip(*pairs, strict=True))
     complement = 1.0 - exact_auc(labels, -scores)
     assert exact_auc(labels, scores) == pytest.approx(complement, abs=1e-12, nan_ok=True)
 
 
-def test_auc_by_hand() -> None:
+def test_auc_equals_hand_computed_values() -> None:
     assert exact_auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]) == 0.75
     assert exact_auc([1, 0], [0.0, -0.0]) == 0.5
     assert math.isnan(exact_auc([1, 1], [0.1, 0.2]))
 
 
 @given(FREE)
-def test_log_loss_and_calibration_by_definition(pairs: list[tuple[int, float]]) -> None:
+def test_log_loss_and_calibration_equal_definition(pairs: list[tuple[int, float]]) -> None:
     labels, logits = (np.array(column, float) for column in zip(*pairs, strict=True))
     metrics = click_metrics(labels, logits)
     probability = 1.0 / (1.0 + np.exp(-logits))
@@ -86,6 +86,8 @@ def test_extreme_logits_do_not_overflow() -> None:
         ([0, 1], [math.inf, 0.0], "`scores`: inf.*example 0"),
     ],
 )
-def test_bad_input_names_value_and_place(labels: list, scores: list, message: str) -> None:
+def test_invalid_input_error_names_value_and_position(
+    labels: list, scores: list, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         exact_auc(labels, scores)

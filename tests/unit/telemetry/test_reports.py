@@ -15,7 +15,7 @@ from slipstream_tf.telemetry import run_record, table
 from slipstream_tf.telemetry.progress import TrainingBar
 
 
-def test_json_is_whole_and_has_no_nan(tmp_path: Path) -> None:
+def test_json_is_complete_and_has_no_nan(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metrics.json"
     run_record.write_json(
         str(path), {"a": float("nan"), "b": [np.float32(0.5), np.int64(3)], "c": (1, None)}
@@ -24,7 +24,7 @@ def test_json_is_whole_and_has_no_nan(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["metrics.json"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
     run_record.write_json(str(path), {"run": 1})
     with pytest.raises(TypeError):
@@ -33,7 +33,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["metrics.json"]
 
 
-def test_a_failed_rename_leaves_no_temporary_file(
+def test_failed_rename_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: str) -> None:
@@ -65,17 +65,17 @@ def test_table_aligns_text_left_and_numbers_right() -> None:
     assert text.splitlines() == ["run     AUC", "-----  ----", "plain  0.72", "x         1"]
 
 
-def test_table_names_a_row_of_another_length() -> None:
+def test_row_of_wrong_length_is_named_in_error() -> None:
     with pytest.raises(ValueError, match=r"row 0.*2 cells"):
         table.format_table(("run", "AUC"), [("plain",)])
 
 
-def test_numbers_and_seconds() -> None:
+def test_numbers_and_seconds_are_formatted() -> None:
     assert table.number(None, 4) == "n/a" and table.number(0.71234, 4) == "0.7123"
     assert table.seconds(3.14159) == "3.1" and table.seconds(1234.5) == "1,234"
 
 
-def test_bar_shows_loss_auc_share_and_counts_skipped_inputs() -> None:
+def test_bar_shows_loss_auc_and_skipped_fraction() -> None:
     stream = io.StringIO()
     with TrainingBar(100, "skip inputs", stream=stream) as bar:
         bar.update(100, 75, 0.5, 0.7123)

@@ -80,7 +80,7 @@ def two_windows():
     ]
 
 
-def test_totals():
+def test_totals_sum_windows():
     found = SavingsReport(two_windows())
     assert (found.examples_seen, found.examples_skipped) == (2000, 250)
     assert (found.examples_skippable, found.examples_kept, found.seconds) == (400, 150, 1.0)
@@ -123,7 +123,7 @@ def test_totals():
     ],
     ids=str,
 )
-def test_columns_are_those_of_the_policies(policies, columns, reported):
+def test_columns_follow_policies(policies, columns, reported):
     lines = SavingsReport(two_windows(), engine_settings(*policies)).table().splitlines()
     assert ", ".join(lines[0].split()) == f"window, step, {columns}, seconds".replace(
         "hot keys", "hot, keys"
@@ -132,13 +132,13 @@ def test_columns_are_those_of_the_policies(policies, columns, reported):
     assert reported in parts[0] and len(parts) == 1 + bool(policies)
 
 
-def test_a_report_without_windows():
+def test_report_without_windows_is_empty():
     found = SavingsReport([])
     assert found.rows == UpdateCounts() and found.bytes_offered == found.bytes_sent == 0
     assert found.skipped_fraction == 0.0 and found.to_dict()["windows"] == []
 
 
-def test_json_lines_replace_the_file(tmp_path):
+def test_json_lines_replace_file(tmp_path):
     path = tmp_path / "windows.jsonl"
     path.write_text("old\n" * 9)
     SavingsReport(two_windows()).write_json_lines(path)
@@ -150,7 +150,7 @@ def test_json_lines_replace_the_file(tmp_path):
     assert path.read_text() == ""
 
 
-def test_scalars_are_finite_and_leave_out_what_is_not_known():
+def test_scalars_are_finite_and_omit_unknown_values():
     unknown = {"SkipExamples": {"loss_threshold": None}}
     for window in (*two_windows(), report(examples_seen=0, hot_keys=0, policies=unknown)):
         values = scalars(window)
@@ -177,7 +177,7 @@ def test_scalars_are_finite_and_leave_out_what_is_not_known():
     assert states.items() <= full.items()
 
 
-def test_drift_buckets_are_as_wide_on_a_logarithmic_axis():
+def test_drift_buckets_have_equal_width_on_log_axis():
     assert log10_drift(report()).shape == (0, 3)
     found = log10_drift(report(drift_histogram=((0.0, 1e-9, 5), (1.0, 10**0.25, 2))))
     np.testing.assert_allclose(found, [[-9.25, -9.0, 5], [0.0, 0.25, 2]], atol=1e-12)
@@ -229,7 +229,7 @@ def report_of(settings, *windows, warmup_steps=10, steps=20):
         ([], {}, ["1,000 examples, 150 gradient rows"], "- "),
     ],
 )  # fmt: skip
-def test_a_report_says_what_its_policies_saved(policies, settings, parts, absent):
+def test_report_states_savings_of_policies(policies, settings, parts, absent):
     report = report_of(engine_settings(*policies, **settings), window(0), SAVED)
     words = str(report)
     assert words.startswith("Windows after the warm-up: 1 of 2; 1,000 examples")
@@ -239,7 +239,7 @@ def test_a_report_says_what_its_policies_saved(policies, settings, parts, absent
     assert words.endswith("Window ends took 1.00 s.") and report.why_nothing() == ""
 
 
-def test_a_dry_run_tells_what_would_have_been():
+def test_dry_run_report_states_hypothetical_savings():
     settings = engine_settings("skip_examples", "defer_gradients", dry_run=True)
     windows = [window(0), SAVED]
     report = SavingsReport(windows, settings, 10, 20, estimate_dry_run(settings, windows))
@@ -253,7 +253,7 @@ def test_a_dry_run_tells_what_would_have_been():
     assert len(report.to_dict()["dry_run"]["savings"]) == 2
 
 
-def test_a_report_shows_max_auc_loss_anomalies_and_caps():
+def test_report_shows_max_auc_loss_anomalies_and_caps():
     settings = engine_settings("skip_examples")
     last = window(1, auc_loss_plan="Enough.", is_threshold_capped=True, anomalies=3)
     words = str(report_of(settings, window(0), last))
@@ -288,7 +288,7 @@ SEEN = {"examples_seen": 1000, "saturated_keys": 0}
          "no example was skippable, and no gradient was masked or deferred"),
     ],
 )  # fmt: skip
-def test_it_says_why_nothing_was_saved(policies, settings, windows, values, reason):
+def test_report_gives_reason_if_nothing_was_saved(policies, settings, windows, values, reason):
     report = report_of(engine_settings(*policies, **settings), *windows, **values)
     assert report.why_nothing().startswith("Nothing was saved: ")
     assert reason in report.why_nothing() and reason in str(report)
@@ -303,17 +303,17 @@ def test_it_says_why_nothing_was_saved(policies, settings, windows, values, reas
         rows(offered=9, sent=8),
     ],
 )
-def test_where_something_was_saved_no_reason_is_given(found):
+def test_report_gives_no_reason_if_examples_were_saved(found):
     report = report_of(engine_settings("skip_examples"), window(0), window(1, **found))
     assert report.why_nothing() == ""
 
 
-def test_who_only_watches_saves_nothing_and_needs_no_reason():
+def test_report_without_policies_gives_no_reason():
     assert report_of(engine_settings(), window(0)).why_nothing() == ""
     assert report_of(engine_settings()).why_nothing() == "No window has ended yet."
 
 
-def test_a_report_can_be_had_as_json():
+def test_report_converts_to_json():
     report = report_of(engine_settings("skip_examples"), window(0), SAVED)
     values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert (values["steps"], values["warmup_steps"], values["dry_run"]) == (20, 10, None)

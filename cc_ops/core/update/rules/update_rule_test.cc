@@ -15,7 +15,7 @@ namespace slipstream {
 namespace {
 
 // Compares one step from a known state with the formulas, computed by hand.
-TEST(UpdateRule, Sgd) {
+TEST(UpdateRule, SgdStepEqualsFormula) {
   UpdateRule rule;
   std::vector<float> row = {1.f, 2.f};
   const float gradient[] = {10.f, -10.f};
@@ -25,7 +25,7 @@ TEST(UpdateRule, Sgd) {
   EXPECT_EQ(rule.SlotsPerRow(2), 0);
 }
 
-TEST(UpdateRule, Adagrad) {
+TEST(UpdateRule, AdagradStepEqualsFormula) {
   const UpdateRule rule = RuleNamed("adagrad", {7.f, 2.f});
   std::vector<float> row(4);
   rule.InitSlots(2, row.data() + 2);
@@ -60,7 +60,7 @@ TEST(UpdateRule, FirstAdamStepMovesByTheLearningRate) {
   EXPECT_NEAR(row[2], 0.00025f, 1e-8);
 }
 
-TEST(UpdateRule, MomentumGoesOn) {
+TEST(UpdateRule, MomentumContinuesWithoutGradient) {
   const UpdateRule plain = RuleNamed("momentum", {0.5f, 0.f});
   std::vector<float> row = {0.f, 0.f};
   const float one[] = {1.f}, none[] = {0.f};
@@ -76,7 +76,7 @@ TEST(UpdateRule, MomentumGoesOn) {
   EXPECT_FLOAT_EQ(row[1], -0.1f);
 }
 
-TEST(UpdateRule, AdamPerRowIsAdamOfARowThatIsInEveryUpdate) {
+TEST(UpdateRule, AdamPerRowEqualsAdamForRowInEveryUpdate) {
   const UpdateRule by_table = RuleNamed("adam"), by_row = RuleNamed("adam_per_row");
   std::vector<float> one(3), other(5);
   std::mt19937_64 random(1);
@@ -99,7 +99,7 @@ TEST(UpdateRule, RowWiseAdamSharesTheSecondMoment) {
   EXPECT_FLOAT_EQ(row[1], -0.4f / 3.f);
 }
 
-TEST(UpdateRule, FtrlsFirstStepByHand) {
+TEST(UpdateRule, FirstFtrlStepEqualsFormula) {
   // sum 4 -> 9 -> roots 2 and 3; linear term 2.236 - (3 - 2) / 0.5 * 1
   const UpdateRule rule = RuleNamed("ftrl", {-0.5f, 4.f, 0.1f, 0.25f, 0.f, 0.f});
   std::vector<float> row = {1.f, 0.f, 0.f};
@@ -115,7 +115,7 @@ TEST(UpdateRule, FtrlsFirstStepByHand) {
   EXPECT_EQ(row, before);
 }
 
-TEST(UpdateRule, FtrlsPowersAgree) {
+TEST(UpdateRule, FtrlSquareRootEqualsGeneralPower) {
   const UpdateRule root = RuleNamed("ftrl", {-0.5f, 0.1f, 0.01f, 0.1f, 0.1f, 1.f});
   const UpdateRule power = RuleNamed("ftrl", {-0.500001f, 0.1f, 0.01f, 0.1f, 0.1f, 1.f});
   std::vector<float> one(9, 0.5f), other;
@@ -129,7 +129,7 @@ TEST(UpdateRule, FtrlsPowersAgree) {
   for (size_t j = 0; j < one.size(); ++j) EXPECT_NEAR(one[j], other[j], 1e-4f);
 }
 
-TEST(UpdateRule, FtrlMakesUnwantedValuesZero) {
+TEST(UpdateRule, FtrlL1SetsSmallValuesToZero) {
   const UpdateRule rule = RuleNamed("ftrl", {-0.5f, 0.1f, 10.f, 0.f, 0.f, 0.f});
   std::vector<float> row = {0.3f, 0.f, 0.f};
   rule.InitSlots(1, row.data() + 1);
@@ -139,7 +139,7 @@ TEST(UpdateRule, FtrlMakesUnwantedValuesZero) {
 }
 
 // Dimensions of one vector and more; the largest value is at each position in turn.
-TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
+TEST(UpdateRule, MovementEqualsDistanceOfUpdate) {
   const UpdateRule ftrl = RuleNamed("ftrl", {-0.5f, 0.1f, 0.f, 0.1f, 0.2f, 0.5f});
   for (const UpdateRule& rule : {RuleNamed("sgd"), RuleNamed("adagrad", {0.3f, 1e-6f}),
                                  RuleNamed("rowwise_adagrad", {0.3f, 1e-6f}), ftrl}) {
@@ -162,7 +162,7 @@ TEST(UpdateRule, MovementIsHowFarTheRowWouldMove) {
   }
 }
 
-TEST(UpdateRule, NoCopyOfAnFtrlRowMovesLess) {
+TEST(UpdateRule, FtrlMovementIsUpperBoundForReplicas) {
   std::mt19937_64 random(1);
   const auto uniform = [&] { return static_cast<float>(random() % 10001) / 5000.f - 1.f; };
   const UpdateRule rule = RuleNamed("ftrl", {-0.5f, 0.1f, 0.3f, 0.1f, 0.2f, 0.5f});
@@ -185,7 +185,7 @@ TEST(UpdateRule, NoCopyOfAnFtrlRowMovesLess) {
 }
 
 // Without momentum, the first step moves as far as Movement returns.
-TEST(UpdateRule, MovementsOfMomentumAreOfTheGradientAlone) {
+TEST(UpdateRule, MovementEqualsDistanceAtZeroMomentum) {
   const float gradient[] = {0.5f, -2.f, 1.f};
   for (const char* name : {"momentum", "adam", "adam_per_row", "rowwise_adam"}) {
     const UpdateRule rule = RuleNamed(name, {0.f});
@@ -202,7 +202,7 @@ TEST(UpdateRule, MovementsOfMomentumAreOfTheGradientAlone) {
   }
 }
 
-TEST(UpdateRule, AMaskedStepIsOneWithoutAGradientButTheRowsOwn) {
+TEST(UpdateRule, DecaySlotsEqualsStepWithZeroGradient) {
   const std::vector<float> none(3, 0.f), some = {0.5f, -2.f, 1.f};
   for (const std::string& name : AllRuleNames()) {
     const UpdateRule rule = RuleNamed(name);
@@ -225,7 +225,7 @@ std::vector<float> Updated(const RowTransforms& transforms, std::vector<float> g
   return row;
 }
 
-TEST(RowTransforms, EachByItself) {
+TEST(RowTransforms, EachTransformEqualsFormula) {
   RowTransforms transforms;
   transforms.l2 = 0.5f;
   EXPECT_EQ(Updated(transforms, {1.f, 0.f}, {2.f, 4.f}, 0.5f), (std::vector<float>{0.5f, 2.f}));
@@ -245,7 +245,7 @@ TEST(RowTransforms, EachByItself) {
   EXPECT_EQ(Updated(transforms, {-6.f, -8.f}, {0.f, 0.f}, 1.f), (std::vector<float>{3.f, 4.f}));
 }
 
-TEST(RowTransforms, CutsEachValueOfAnyDim) {
+TEST(RowTransforms, ClipsEachValueForAnyDim) {
   RowTransforms transforms;
   transforms.clip_value = 1.5f;
   for (int64_t dim = 1; dim < 20; ++dim) {
@@ -264,7 +264,7 @@ TEST(RowTransforms, CutsEachValueOfAnyDim) {
   EXPECT_TRUE(std::isnan(row[2]) && std::isnan(row[8]) && row[0] == 0.f);
 }
 
-TEST(RowTransforms, InTheirOrder) {
+TEST(RowTransforms, TransformsApplyInOrder) {
   RowTransforms transforms;
   transforms.l2 = 0.5f;         // gradient 1 + 2 = 3
   transforms.clip_value = 2.f;  // 2
@@ -274,7 +274,7 @@ TEST(RowTransforms, InTheirOrder) {
   EXPECT_EQ(Updated(transforms, {1.f}, {2.f}, 2.f), (std::vector<float>{-0.5f}));
 }
 
-TEST(RowTransforms, MovementIsOfTheGradientThatIsApplied) {
+TEST(RowTransforms, MovementUsesTransformedGradient) {
   UpdateRule rule = RuleNamed("sgd");
   rule.transforms.l2 = 1.f;
   rule.transforms.clip_value = 3.f;
@@ -283,7 +283,7 @@ TEST(RowTransforms, MovementIsOfTheGradientThatIsApplied) {
   EXPECT_EQ(gradient[1], 100.f);
 }
 
-TEST(UpdateRule, NamesWhatItDoesNotKnow) {
+TEST(UpdateRule, ErrorNamesUnknownRule) {
   UpdateRule rule;
   EXPECT_TRUE(UpdateRule::Make("adagrad", {0.1f, 1e-7f}, &rule).ok());
   EXPECT_STREQ(rule.name(), "adagrad");
@@ -294,7 +294,7 @@ TEST(UpdateRule, NamesWhatItDoesNotKnow) {
   EXPECT_NE(many.message().find("1 parameters; expected 2"), std::string::npos);
 }
 
-TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
+TEST(UpdateRule, AdamMovementGrowsWithSum) {
   const UpdateRule rule = RuleNamed("adam", {0.9f, 0.999f, 1e-9f});
   // With a second moment of 1, a gradient of 1 moves the row by one learning rate.
   const std::vector<float> row = {0.f, 0.f, 1.f};
@@ -303,7 +303,7 @@ TEST(UpdateRule, AdamsMovementGrowsWithTheSum) {
   EXPECT_NEAR(rule.Movement(0.01f, 1, ten, row.data()), 0.1f / std::sqrt(1.099f), 1e-6);
 }
 
-TEST(UpdateRule, MovementOfANotANumberIsNone) {
+TEST(UpdateRule, MovementOfNanGradientIsNan) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const std::string& name : AllRuleNames()) {
     const std::vector<float> row(80, 1.f);
