@@ -139,7 +139,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    with horovod.giving_way() if given["as_init"] else contextlib.nullcontext():
+    with horovod.background_priority() if given["as_init"] else contextlib.nullcontext():
         hvd.init()
     if given["as_init"]:
         horovod.keep_to_part(hvd.local_rank(), hvd.local_size())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from common import pyplot
 
-from slipstream_tf.telemetry.curves import CHANCE, EXAMPLES, SECONDS, Curve, curve, standing
+from slipstream_tf.telemetry.curves import CHANCE, EXAMPLES, SECONDS, Curve, auc_at, curve
 
 # Maximum number of runs in a legend inside the plot.
 _MAX_WITHIN = 8
@@ -114,7 +114,7 @@ def mean_curve(of_seeds: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     ends = [points[-1][0] for points in of_seeds]
     at = np.linspace(0.0, 1.0, 61)
     each = [
-        [standing(points, fraction * end) for fraction in at]
+        [auc_at(points, fraction * end) for fraction in at]
         for points, end in zip(of_seeds, ends, strict=True)
     ]
     return at * statistics.fmean(ends), np.mean(each, axis=0)

@@ -23,7 +23,7 @@ import curves
 import summary
 from absl import app, flags
 
-from slipstream_tf.telemetry.curves import SECONDS, curve, standing
+from slipstream_tf.telemetry.curves import SECONDS, auc_at, curve
 
 _TASK = flags.DEFINE_string("task", None, "Name of the task, such as globo_49.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of the runs.")
@@ -329,7 +329,7 @@ def ahead_at_equal_seconds(records: Records) -> list[float]:
     return [
         fm["test"]["auc"]
         - max(
-            standing(curve(seeds[index], SECONDS), fm["evaluations"][-1]["seconds"])
+            auc_at(curve(seeds[index], SECONDS), fm["evaluations"][-1]["seconds"])
             for run, seeds in records.items()
             if run.startswith(PLAIN)
         )

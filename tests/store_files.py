@@ -119,7 +119,7 @@ def save(folder: Path, stores: Sequence[Any], placement: str, writer: int = 0) -
     return Manifest("this", 1, len(stores), placement, [described])
 
 
-def together(work: Callable[[], Any], what: str) -> list[Any]:
+def on_all_ranks(work: Callable[[], Any], what: str) -> list[Any]:
     return [work()]
 
 
@@ -137,4 +137,4 @@ def restore(
         store_parts.replace(store, ready)
         store.set_update_policy("t", policy)
         store_parts.replace_replicas(store, ready, is_in_window=True)
-        store_parts.defer(store, ready, {"t": policy}, together)
+        store_parts.defer(store, ready, {"t": policy}, on_all_ranks)

@@ -96,7 +96,7 @@ def is_noticed() -> bool:
 
 
 class Agent:
-    """Starts a command repeatedly, each time with its present rank.
+    """Starts a command repeatedly, each time with its current rank.
 
     Args:
         command: The program and its arguments.

@@ -44,7 +44,7 @@ def max_known(comm: Communicator, own: int | None, name: str) -> int | None:
     return None if (numbers < 0).any() else int(numbers.max())
 
 
-def together(comm: Communicator, work: Callable[[], Any], name: str, what: str) -> list[Any]:
+def on_all_ranks(comm: Communicator, work: Callable[[], Any], name: str, what: str) -> list[Any]:
     """Runs a function on every rank and waits for all; a collective.
 
     Args:

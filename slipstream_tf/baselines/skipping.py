@@ -6,7 +6,7 @@ from typing import Any
 
 from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf.engine.report import WindowReport
-from slipstream_tf.policies.base import Begins, Policy
+from slipstream_tf.policies.base import Policy, WindowStart
 from slipstream_tf.policies.skip_examples import Score
 
 
@@ -40,8 +40,8 @@ class RowDrift(Score):
         alpha = require_number("alpha", self.alpha, 0.0, 1.0, "RowDrift", open_minimum=True)
         object.__setattr__(self, "alpha", alpha)
 
-    def classifier_settings(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
-        return {"mode": "drift", "threshold": begins.threshold}
+    def classifier_settings(self, state: Mapping[str, Any], start: Any) -> dict[str, Any]:
+        return {"mode": "drift", "threshold": start.threshold}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,8 @@ class SkipAtRandom(Policy):
         )
         object.__setattr__(self, "fractions", tuple(fractions))
 
-    def classifier_settings(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
-        fraction = self.fractions[min(begins.windows, len(self.fractions)) - 1]
+    def classifier_settings(self, state: Mapping[str, Any], start: WindowStart) -> dict[str, Any]:
+        fraction = self.fractions[min(start.windows, len(self.fractions)) - 1]
         return {"mode": "random", "random_fraction": fraction}
 
 

@@ -29,14 +29,14 @@ from typing import Any, Protocol
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf._utils.agreement import gather_json, require_same, together
+from slipstream_tf._utils.agreement import gather_json, on_all_ranks, require_same
 from slipstream_tf._utils.comm import CollectiveNames, Communicator
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
 from slipstream_tf.checkpoint import store_parts, store_state, table_parts, writing
 from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_named, require_whole
-from slipstream_tf.checkpoint.store_state import kept_apart
+from slipstream_tf.checkpoint.store_state import excluded_from_checkpoint
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore
 
@@ -215,8 +215,8 @@ class CheckpointManager:
         self._work: futures.Future[None] | None = None
         # The files that the current and the next checkpoint can extend. `_before_next` replaces
         # `_before` when the current checkpoint is complete.
-        self._before_next: Mapping[str, table_parts.FilesBefore] = {}
-        self._before: Mapping[str, table_parts.FilesBefore] = {}
+        self._before_next: Mapping[str, table_parts.EarlierFiles] = {}
+        self._before: Mapping[str, table_parts.EarlierFiles] = {}
         # The rank that writes the rows of each replicated table, by table name.
         self._writers: dict[str, int] = {}
 
@@ -245,11 +245,11 @@ class CheckpointManager:
         same = {"step": step, "placement": self._placement}
         require_same(self._comm, same, self._names.of("same"), "a checkpoint")
         self.wait()
-        begin = self._together(self._begin, f"create a checkpoint folder in {self._directory}")
+        begin = self._on_all_ranks(self._begin, f"create a checkpoint folder in {self._directory}")
         name, identity, self._writers = begin[0]
         files: list[writing.RankFiles] = []
         part = f"write its part of a checkpoint to {self._directory}"
-        self._together(lambda: files.append(self._cut(position, rng)), part)
+        self._on_all_ranks(lambda: files.append(self._cut(position, rng)), part)
         versions = {"slipstream_tf": __version__, "tensorflow": tf.__version__}
         manifest = Manifest(identity, step, self._comm.size, self._placement, versions=versions)
         folder = self._directory / name / f"rank-{self._comm.rank}"
@@ -273,7 +273,9 @@ class CheckpointManager:
             futures.wait([work])
             self._before = {}
         self._work = None
-        self._together(lambda: work and work.result(), f"write a checkpoint to {self._directory}")
+        self._on_all_ranks(
+            lambda: work and work.result(), f"write a checkpoint to {self._directory}"
+        )
         if work is not None:
             self._before = {name: files.written() for name, files in self._before_next.items()}
 
@@ -300,7 +302,7 @@ class CheckpointManager:
             path = self._directory / name
             ready: list[_Ready] = []
             prepare = functools.partial(self._prepare, path, ready)
-            problems = self._together(prepare, f"read {path}")
+            problems = self._on_all_ranks(prepare, f"read {path}")
             wrong = [f"Error of rank {r}: {p}" for r, p in enumerate(problems) if p is not None]
             if not wrong:
                 return self._replace(ready.pop())
@@ -318,8 +320,8 @@ class CheckpointManager:
             "scratch, pass another directory."
         )
 
-    def _together(self, work: Callable[[], Any], what: str) -> list[Any]:
-        return together(self._comm, work, self._names.of("done"), what)
+    def _on_all_ranks(self, work: Callable[[], Any], what: str) -> list[Any]:
+        return on_all_ranks(self._comm, work, self._names.of("done"), what)
 
     def _begin(self) -> list[Any]:
         """Creates the staging folder on rank 0.
@@ -347,7 +349,11 @@ class CheckpointManager:
         return [own] if is_wanted and is_present else []
 
     def _apart(self) -> Any:
-        return contextlib.nullcontext() if self._store is None else kept_apart(self._store)
+        return (
+            contextlib.nullcontext()
+            if self._store is None
+            else excluded_from_checkpoint(self._store)
+        )
 
     def _cut(self, position: Any, rng: Any) -> writing.RankFiles:
         """Writes the `tf.train.Checkpoint` files and copies all other state."""
@@ -404,9 +410,9 @@ class CheckpointManager:
 
     def _replace(self, ready: "_Ready") -> SavedJob:
         path, manifest = ready.path, ready.manifest
-        self._together(lambda: self._read_states(path, manifest), f"restore {path}")
+        self._on_all_ranks(lambda: self._read_states(path, manifest), f"restore {path}")
         if ready.tables:
-            self._together(
+            self._on_all_ranks(
                 lambda: store_parts.replace(self._store, ready.tables),
                 f"restore the tables of {path}",
             )
@@ -425,11 +431,11 @@ class CheckpointManager:
                 )  # fmt: skip
             policies = self._engine.update_policies
         if ready.tables:
-            self._together(
+            self._on_all_ranks(
                 lambda: store_parts.replace_replicas(self._store, ready.tables, is_in_window),
                 f"restore the replicas of {path}",
             )
-        store_parts.defer(self._store, ready.tables, policies, self._together)
+        store_parts.defer(self._store, ready.tables, policies, self._on_all_ranks)
         logging.info("Restored checkpoint %s of step %d.", path, manifest.step)
         rank = self._comm.rank
         details = [

@@ -358,7 +358,7 @@ def defer(
     store: SavedStore,
     ready: list[ReadyTable],
     policies: Mapping[str, UpdatePolicy],
-    together: Callable[[Callable[[], Any], str], Any],
+    on_all_ranks: Callable[[Callable[[], Any], str], Any],
 ) -> None:
     """Restores deferred gradients; applies them if the current policy defers none.
 
@@ -372,8 +372,8 @@ def defer(
         store: A store with restored rows.
         ready: The tables.
         policies: The current policies by table name. Other tables apply all gradients.
-        together: Calls a function that is not a collective. Its second argument describes the call
-            for errors. It raises on all ranks if a call fails on one.
+        on_all_ranks: Calls a function that is not a collective. Its second argument describes the
+            call for errors. It raises on all ranks if a call fails on one.
     """
     for table in ready:
         saved, policy = table.saved, policies.get(table.name, UpdatePolicy())
@@ -389,7 +389,7 @@ def defer(
             )  # fmt: skip
             continue
         if is_same and (is_late or not saved.is_leaving):
-            together(functools.partial(_import_deferred, store, table, policy.ranks), details)
+            on_all_ranks(functools.partial(_import_deferred, store, table, policy.ranks), details)
             continue
         if not saved.is_leaving:
             when = "with the next step" if is_late else "now"
@@ -405,7 +405,7 @@ def defer(
         )
         until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
         store.set_update_policy(table.name, until)
-        together(functools.partial(_import_deferred, store, table, 1), details)
+        on_all_ranks(functools.partial(_import_deferred, store, table, 1), details)
         if store.is_in_sok and not is_late:
             # The final policy can be of the same kind and would keep them.
             store.flush()

@@ -263,12 +263,12 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
     store.rates.restore(rates, [table.name for table in saved])
 
 
-# The ids of the stores within `kept_apart`.
+# The ids of the stores within `excluded_from_checkpoint`.
 _apart: set[int] = set()
 
 
 @contextlib.contextmanager
-def kept_apart(store: Any) -> Iterator[None]:
+def excluded_from_checkpoint(store: Any) -> Iterator[None]:
     """Returns a context that excludes a store from `tf.train.Checkpoint`.
 
     `CheckpointManager` uses it, because it stores the tables in separate files.
@@ -299,7 +299,7 @@ class StoreState(tf.train.experimental.PythonState):
         self._listeners.append(listener)
 
     def serialize(self) -> bytes:
-        """Returns the store's state as an .npz file, or b"" within `kept_apart`."""
+        """Returns the store's state as an .npz file, or b"" within `excluded_from_checkpoint`."""
         if id(self._store) in _apart:
             return b""
         return to_bytes(export_state(self._store))

@@ -28,7 +28,7 @@ _MAX_FILES_BEFORE = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class FilesBefore:
+class EarlierFiles:
     """The files of a table that the next checkpoint can extend.
 
     Attributes:
@@ -52,7 +52,7 @@ class FilesBefore:
         """Whether the next file must contain all rows."""
         return len(self.rows) > _MAX_FILES_BEFORE or sum(self.rows[1:]) > self.rows[0]
 
-    def written(self) -> "FilesBefore":
+    def written(self) -> "EarlierFiles":
         """Returns a copy that includes the size of the newest file.
 
         Call it after the file has been written. If the file system does not show the file yet, the
@@ -125,7 +125,7 @@ class TablePart:
     rows: int = 0
     removed: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     decays: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.float32))
-    before: FilesBefore | None = None
+    before: EarlierFiles | None = None
     number: int = 0
     admission: Arrays | None = None
 
@@ -215,7 +215,7 @@ def cut(
     rank: Rank,
     policies: Mapping[str, UpdatePolicy] | None = None,
     folder: Path | None = None,
-    before: Mapping[str, FilesBefore] | None = None,
+    before: Mapping[str, EarlierFiles] | None = None,
     writers: Mapping[str, int] | None = None,
 ) -> list[TablePart]:
     """Copies the current tables, without rows that earlier files contain.
@@ -269,10 +269,10 @@ def cut(
 
 def next_before(
     parts: Sequence[TablePart], folder: Path, checkpoint: str
-) -> dict[str, FilesBefore]:
+) -> dict[str, EarlierFiles]:
     """Returns the files that the next checkpoint can extend, by table name.
 
-    Call `FilesBefore.written` on each result after the files have been written.
+    Call `EarlierFiles.written` on each result after the files have been written.
 
     Args:
         parts: All tables of the newest checkpoint.
@@ -284,9 +284,9 @@ def next_before(
         if not part.number or part.contents is None:
             continue
         name = Path(file_name(0, index)).name
-        old = part.before or FilesBefore(folder, name, (), (), (), 0)
+        old = part.before or EarlierFiles(folder, name, (), (), (), 0)
         checkpoints, rows = (*old.checkpoints, checkpoint), (*old.rows, len(part.contents["keys"]))
-        found[part.name] = FilesBefore(folder, name, checkpoints, old.sizes, rows, part.number)
+        found[part.name] = EarlierFiles(folder, name, checkpoints, old.sizes, rows, part.number)
     return found
 
 
@@ -301,7 +301,7 @@ def _accesses_of(store: SavedStore, name: str) -> dict[str, Any]:
 def _rows_of(
     store: SavedStore,
     table: Table,
-    before: FilesBefore | None,
+    before: EarlierFiles | None,
     folder: Path | None,
 ) -> dict[str, Any]:
     """Returns attributes of a `TablePart` for a table that this rank writes.

@@ -94,7 +94,7 @@ def write_rank(staging: Path, checkpoint: str, files: RankFiles) -> None:
     """
     folder = staging / f"rank-{files.rank}"
     note: dict[str, Any] = {"checkpoint": checkpoint}
-    with _signs_of_life(folder):
+    with _heartbeat(folder):
         try:
             earlier = [staging.parent / name / folder.name for name in names(staging.parent)]
             for index, part in enumerate(files.tables):
@@ -231,7 +231,7 @@ def _wait_for(path: Path, checkpoint: str, rank: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _signs_of_life(folder: Path) -> Iterator[None]:
+def _heartbeat(folder: Path) -> Iterator[None]:
     """Returns a context that regularly updates the modification time of a folder.
 
     This needs no free space on disk.

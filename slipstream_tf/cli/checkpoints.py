@@ -238,7 +238,7 @@ class RunCheckpoints:
         )
 
     @contextlib.contextmanager
-    def noticing(self) -> Iterator[None]:
+    def catching_sigterm(self) -> Iterator[None]:
         """Turns SIGTERM into a checkpoint after the current step, followed by `StoppedError`.
 
         Has no effect without periodic checkpoints, outside the main thread (where Python does not
@@ -250,10 +250,10 @@ class RunCheckpoints:
             yield
             return
 
-        def note_stop(number: int, frame: FrameType | None) -> None:
+        def request_stop(number: int, frame: FrameType | None) -> None:
             self._stop_is_requested = True
 
-        before = signal.signal(signal.SIGTERM, note_stop)
+        before = signal.signal(signal.SIGTERM, request_stop)
         try:
             yield
         finally:

@@ -31,7 +31,7 @@ from slipstream_tf.cli.flag_set import (
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import read_record, resolve
 from slipstream_tf.cli.train_flags import make_flags as make_train_flags
-from slipstream_tf.telemetry.curves import SECONDS, curve, standing
+from slipstream_tf.telemetry.curves import SECONDS, auc_at, curve
 from slipstream_tf.telemetry.report.drawing import require_matplotlib
 from slipstream_tf.telemetry.report.runs import read_runs
 from slipstream_tf.telemetry.report.writing import write_report
@@ -240,7 +240,7 @@ def comparison(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 def plain_at(records: Mapping[str, Mapping[str, Any]], spent: float) -> float:
     """Returns the AUC of plain training after `spent` seconds, interpolated."""
-    return standing(curve(records["plain"], SECONDS), spent)
+    return auc_at(curve(records["plain"], SECONDS), spent)
 
 
 def verdict(records: Mapping[str, Mapping[str, Any]]) -> str:

@@ -133,12 +133,12 @@ class TrainingInputs:
             self.seen.assign_add(seen)
             self.pulled.assign_add(seen)
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits until no batch is being prepared in the background."""
         if self._slipstream is not None:
-            self._slipstream.settle()
-        self._asking.settle()
-        self._reading.settle()
+            self._slipstream.wait_until_idle()
+        self._asking.wait_until_idle()
+        self._reading.wait_until_idle()
 
     def _handed_out(self, dataset: tf.data.Dataset, ahead: bool) -> tf.data.Dataset:
         """Stores the matching value of `seen` in `pulled` for each batch.
@@ -253,8 +253,8 @@ def _size(batch: Any) -> tf.Tensor:
 
 def _options(settings: Settings) -> tf.data.Options:
     options = tf.data.Options()
-    # Only `LookAhead` may prepare batches in the background, because `settle` waits for it before
-    # counters are read and iterators are saved. Therefore tf.data must not add prefetching.
+    # Only `LookAhead` may prepare batches in the background, because `wait_until_idle` waits for it
+    # before counters are read and iterators are saved. Therefore tf.data must not add prefetching.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE

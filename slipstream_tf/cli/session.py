@@ -201,7 +201,7 @@ class Trainer:
                     self._saving, self._saved_run, self._comm, self._model,
                     self._embeddings.store, self._slipstream, batches, counters, self._elastic,
                 )  # fmt: skip
-                with self._saved.noticing():
+                with self._saved.catching_sigterm():
                     self._fit(batches, bar, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
         self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
@@ -383,7 +383,7 @@ class Trainer:
         clock = self._clock.state()
         # Wait for the batch that is being prepared. The iterator then contains it, and the counters
         # include its examples.
-        self._inputs.settle()
+        self._inputs.wait_until_idle()
         notes = {"curve": self._curve.state(), "timer": self._timer.state()}
         if self._elastic is not None:
             notes.update(self._elastic.notes(self._inputs, self._model, self._count.steps))

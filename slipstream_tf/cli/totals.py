@@ -222,7 +222,7 @@ class ElasticRun:
         """Returns the state of this rank for a checkpoint, JSON-serializable.
 
         Args:
-            inputs: The input pipeline. It must not be preparing a batch, see `settle`.
+            inputs: The input pipeline. It must not be preparing a batch, see `wait_until_idle`.
             model: The trained model.
             step: Number of trained steps of the run.
         """

@@ -348,7 +348,7 @@ class ElasticState:
             taken = self._steps - self._begun
         else:
             if self._engine is not None:
-                self._engine.settle()
+                self._engine.wait_until_idle()
             taken = int(self._read.numpy())
         left = [self._left.first, self._left.taken]
         self._saved.save(self._steps, position={LEFT: left, TAKEN: taken})

@@ -26,7 +26,7 @@ from slipstream_tf.tables.variable import VariableStore
 # Assumed number of values per row for "auto", because the fastest dtype depends little on it.
 _USUAL_FLOATS = 32
 # Shared by all tapes, because each trace of a training step creates a tape.
-_OF_TAPES = CollectiveNames("gradients")
+_TAPE_NAMES = CollectiveNames("gradients")
 
 
 class GradientExchange:
@@ -306,7 +306,7 @@ class DistributedGradientTape:
             comm or SingleProcess(),
             None if store is None else store_of(store, place),
             wire_dtype,
-            _OF_TAPES,
+            _TAPE_NAMES,
         )
 
     def __enter__(self) -> "DistributedGradientTape":

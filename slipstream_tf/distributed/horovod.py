@@ -101,7 +101,7 @@ def threads() -> set[int]:
 
 
 @contextlib.contextmanager
-def giving_way() -> Iterator[None]:
+def background_priority() -> Iterator[None]:
     """Returns a context in which new threads do not preempt other threads.
 
     When the context ends, the new threads are set to SCHED_BATCH. See the top of this module.
@@ -330,7 +330,7 @@ def init(timeout_seconds: float | None = 30.0, link: Link | None = None) -> comm
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     # Waiting Open MPI ranks poll without a pause, which takes processors from computing ranks.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    with giving_way():
+    with background_priority():
         horovod.init()
     keep_to_part(horovod.local_rank(), horovod.local_size())
     is_watched = not agent.is_started_by_agent()

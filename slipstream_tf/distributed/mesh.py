@@ -81,7 +81,7 @@ def connect(
         cards = [json.loads(text) for text in gather(card)]
         # The token of rank 0 identifies the job to its ranks.
         job = cards[0]["job"]
-        door = _Door(servers, job, rank, size, deadline)
+        door = _Listener(servers, job, rank, size, deadline)
         # Accept connections in a separate thread, so that other programs in the queue cannot block
         # the ranks.
         pool = opened.enter_context(concurrent.futures.ThreadPoolExecutor(1, "slipstream_mesh"))
@@ -219,7 +219,7 @@ class _Caller:
     received: bytes = b""
 
 
-class _Door:
+class _Listener:
     """Accepts connections from higher ranks and rejects other programs.
 
     All connections are handled concurrently.
@@ -268,18 +268,18 @@ class _Door:
                     )
                 for key, _ in self._selector.select(_PAUSE):
                     if key.data is None:
-                        self._take_in(key.fileobj)
+                        self._accept(key.fileobj)
                     elif key.data in self._callers:  # May have been rejected in this round.
-                        self._listen_to(key.data)
+                        self._receive(key.data)
                 for caller in [c for c in self._callers if c.until < now]:
-                    self._turn_away(caller)
+                    self._reject(caller)
         finally:
             for caller in list(self._callers):
-                self._turn_away(caller)
+                self._reject(caller)
             self._selector.close()
         return self._links
 
-    def _take_in(self, server: Any) -> None:
+    def _accept(self, server: Any) -> None:
         with contextlib.suppress(OSError):  # The caller can disconnect first.
             connection, _ = server.accept()
             connection.setblocking(False)
@@ -287,9 +287,9 @@ class _Door:
             self._callers.append(caller)
             self._selector.register(connection, selectors.EVENT_READ, caller)
         if len(self._callers) > _MAX_UNKNOWN_CALLERS + len(self._missing):
-            self._turn_away(self._callers[0])
+            self._reject(self._callers[0])
 
-    def _listen_to(self, caller: _Caller) -> None:
+    def _receive(self, caller: _Caller) -> None:
         data = b""
         with contextlib.suppress(OSError):
             data = caller.connection.recv(_LONGEST_GREETING)
@@ -306,7 +306,7 @@ class _Door:
                 self._missing.remove(peer)
                 self._links[peer] = caller.connection
                 return
-        self._turn_away(caller)
+        self._reject(caller)
 
     def _rank_in(self, greeting: bytes) -> int | None:
         """Returns the missing rank that sent the greeting, or None."""
@@ -314,7 +314,7 @@ class _Door:
         rank = details.get("rank") if details.get("job") == self._job else None
         return rank if isinstance(rank, int) and rank in self._missing else None
 
-    def _turn_away(self, caller: _Caller) -> None:
+    def _reject(self, caller: _Caller) -> None:
         self._forget(caller)
         caller.connection.close()
 

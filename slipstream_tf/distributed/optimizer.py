@@ -9,7 +9,7 @@ from slipstream_tf._utils.comm import CollectiveNames, Communicator, SingleProce
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.distributed.gradients import GradientExchange, store_of
 
-_OF_FLUSHES = CollectiveNames("flush_deferred")
+_FLUSH_NAMES = CollectiveNames("flush_deferred")
 
 
 def DistributedOptimizer(
@@ -177,7 +177,7 @@ def flush_deferred(store: Any, optimizer: Any, comm: Communicator | None = None)
         raise invalid("comm", f"{comm.size} rank(s)", "flush_deferred", allowed)
     own = found.deferred_rows()
     counts = tf.constant([own[name] for name in deferring], tf.int64)
-    deferred = comm.sum(counts, "control", _OF_FLUSHES.of("pending")).numpy()
+    deferred = comm.sum(counts, "control", _FLUSH_NAMES.of("pending")).numpy()
     if not deferred.any():
         return 0
     names = [name for name, count in zip(deferring, deferred, strict=True) if count]
@@ -195,7 +195,7 @@ def flush_deferred(store: Any, optimizer: Any, comm: Communicator | None = None)
         tf.IndexedSlices(tf.zeros([0, v.shape[1]]), tf.zeros([0], tf.int64), tf.constant(v.shape))
         for v in variables
     ]
-    sums = GradientExchange(comm, found, "float32", _OF_FLUSHES).average(nothing, variables)
+    sums = GradientExchange(comm, found, "float32", _FLUSH_NAMES).average(nothing, variables)
     apply = getattr(optimizer, "apply_averaged", None) or getattr(optimizer, "apply", None)
     if apply is not None:
         apply(sums, variables)

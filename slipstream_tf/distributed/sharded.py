@@ -33,7 +33,7 @@ _NOT_PREFETCHED = (
 )
 _PREFETCHED_TWICE = (
     "A batch is already prefetched and has not been looked up, and a store prefetches only one "
-    "batch. Prefetch the next batch once per step, after the lookup of the present batch."
+    "batch. Prefetch the next batch once per step, after the lookup of the current batch."
 )
 
 

@@ -140,7 +140,7 @@ class Watch:
                 reason = f"its program did not answer within {waited:g} seconds after this error"
                 for peer in self._peers.values():
                     if not self._is_heard(peer):
-                        self._lose(peer.rank, reason)
+                        self._declare_lost(peer.rank, reason)
             self._is_explained = True
             return self._verdict()
 
@@ -239,12 +239,12 @@ class Watch:
             if not data:
                 self._selector.unregister(peer.connection)
                 if not peer.has_left:
-                    self._lose(peer.rank, self._reason(peer))
+                    self._declare_lost(peer.rank, self._reason(peer))
             *lines, rest = (peer.unread + data).split(b"\n")
             # No rank sends a longer message. A truncated one is not valid JSON and is ignored.
             peer.unread = rest[:_LONGEST_MESSAGE]
             for line in lines:
-                self._hear(peer, mesh.message_of(line))
+                self._handle(peer, mesh.message_of(line))
             self._changed.notify_all()
 
     def _reason(self, peer: _Peer) -> str:
@@ -255,7 +255,7 @@ class Watch:
             f"({peer.error.strerror})"
         )
 
-    def _hear(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _handle(self, peer: _Peer, message: dict[str, Any]) -> None:
         event, rank, reason = message.get("event"), message.get("rank"), message.get("reason")
         if event == "ask":
             _send(peer, b'{"event": "answer"}\n')
@@ -265,11 +265,11 @@ class Watch:
             peer.has_left = True
         elif event == "failed":
             peer.has_left = True
-            self._lose(peer.rank, f"its program has failed: {reason}")
+            self._declare_lost(peer.rank, f"its program has failed: {reason}")
         elif event == "lost" and isinstance(rank, int) and rank in self._peers:
             self._lost.setdefault(rank, f"{reason} (reported by rank {peer.rank})")
 
-    def _lose(self, rank: int, reason: str) -> None:
+    def _declare_lost(self, rank: int, reason: str) -> None:
         # Notify peers immediately, before they learn that this rank ends.
         if rank not in self._lost:
             self._lost[rank] = reason

@@ -198,7 +198,7 @@ class Ranks:
         return {kind: count - self._traffic.get(kind, 0) for kind, count in sent.items()}
 
     def restore_traffic(self, traffic: Mapping[str, int]) -> None:
-        """Sets the counts of the present window to a result of `traffic_so_far`."""
+        """Sets the counts of the current window to a result of `traffic_so_far`."""
         sent = self._sent_bytes()
         self._traffic = {kind: count - traffic.get(kind, 0) for kind, count in sent.items()}
 

@@ -88,7 +88,7 @@ class WindowReport:
         hot_examples: Number of examples with a finite skip score under the drifts of the previous
             window.
         next_hot_keys: Number of hot keys in the next window.
-        hot_set_overlap: Fraction of the next hot set that was in the present hot set, in [0, 1].
+        hot_set_overlap: Fraction of the next hot set that was in the current hot set, in [0, 1].
         seconds: Duration of the computation at the end of the window.
         policies: State of each policy for the next window, by class name.
         target_fraction: Fraction of the hot examples for which T was found, bounded by

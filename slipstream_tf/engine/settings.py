@@ -7,7 +7,7 @@ from typing import Any
 from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf._utils.serialization import serialize
 from slipstream_tf.config import DryRun, HotSet, Saturation, Window
-from slipstream_tf.policies.base import DEFAULT_FRACTION, Begins, Policy
+from slipstream_tf.policies.base import DEFAULT_FRACTION, Policy, WindowStart
 
 _PLACE = "Slipstream"
 # The interval is long because an example is not skipped while any of its keys is probing.
@@ -228,20 +228,20 @@ class EngineSettings:
     # Decisions for one window.
 
     def classifier_settings(
-        self, states: Mapping[str, Mapping[str, Any]], begins: Begins
+        self, states: Mapping[str, Mapping[str, Any]], start: WindowStart
     ) -> tuple[dict[str, Any], bool]:
         """Finds the rule for skippable examples in a window.
 
         Args:
             states: The states of the policies by class name.
-            begins: The window that begins.
+            start: The window that begins.
 
         Returns:
             Arguments for `ops.classifier.InputClassifier.configure`, and whether they may skip
             examples.
         """
-        for policy in (self.examples, self.gradients) if begins.windows else ():
-            arguments = policy.classifier_settings(states.get(type(policy).__name__, {}), begins)
+        for policy in (self.examples, self.gradients) if start.windows else ():
+            arguments = policy.classifier_settings(states.get(type(policy).__name__, {}), start)
             if arguments is not None:
                 arguments = {"shadow": self.dry_run, **arguments}
                 chance = max(arguments.get("threshold", 0.0), arguments.get("random_fraction", 0.0))

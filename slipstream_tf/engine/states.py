@@ -125,7 +125,7 @@ def next_states(
 
     Args:
         hot_keys: int64 [m], ascending: the hot set of the next window.
-        drifted_keys: int64 [k], ascending: keys of the present hot set that still have a row.
+        drifted_keys: int64 [k], ascending: keys of the current hot set that still have a row.
         drift: float32 [k], at least 0, from `deciding_drifts`.
         threshold: T, at least 0. It is compared in float32, as in the classifier.
         window: Number of the window that ends, from 0.

@@ -73,7 +73,7 @@ class TrackedTable:
         self._ranks = ranks
         self._metric = metric
         self._snapshot = tf.zeros((0, table.dim), tf.float32)
-        # Keys of the present rows in the snapshot. Set between `measure` and `renew` only.
+        # Keys of the current rows in the snapshot. Set between `measure` and `renew` only.
         self._gathered: np.ndarray | None = None
         self._counts = store.update_counts(table.name)
         self.name = table.name
@@ -192,7 +192,7 @@ class TrackedTable:
     def take_counts(self) -> UpdateCounts:
         """Returns the counts of gradient rows since the last call.
 
-        `deferred_now` and `deferred_bytes` are the present values.
+        `deferred_now` and `deferred_bytes` are the current values.
         """
         before, self._counts = self._counts, self._store.update_counts(self.name)
         return _since(self._counts, before)
@@ -253,7 +253,7 @@ class TrackedTable:
 def _since(now: UpdateCounts, before: UpdateCounts) -> UpdateCounts:
     """Returns the difference of two counts.
 
-    The deferred sums and their bytes are the present values, not differences.
+    The deferred sums and their bytes are the current values, not differences.
     """
     old = {**dataclasses.asdict(before), "deferred_now": 0, "deferred_bytes": 0}
     return UpdateCounts(**{name: n - old[name] for name, n in dataclasses.asdict(now).items()})

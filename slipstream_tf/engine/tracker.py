@@ -35,7 +35,7 @@ from slipstream_tf.engine.window_end import sampled_drifts
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
-from slipstream_tf.policies.base import Begins, Tables
+from slipstream_tf.policies.base import Tables, WindowStart
 from slipstream_tf.tables.base import TrackedStore
 
 _Result = TypeVar("_Result")
@@ -120,7 +120,7 @@ class SaturationTracker:
         self._begin_window(0.0)
 
     def _acted_on(self) -> Tables:
-        """Returns the present description of the tables for policies."""
+        """Returns the current description of the tables for policies."""
         parts = self._ranks.size if self._store.is_spread else 1
         rows = {table.name: parts * self._store.size(table.name) for table in self._tracked}
         are_native = self._store.updates_rows and not self._store.is_in_sok
@@ -169,17 +169,17 @@ class SaturationTracker:
 
     @property
     def steps_left(self) -> int:
-        """Number of steps until the present window ends, at least 1."""
+        """Number of steps until the current window ends, at least 1."""
         return max(1, self.window_steps - self._steps_in_window)
 
     @property
     def update_policies(self) -> dict[str, UpdatePolicy]:
-        """Update policies of the tracked tables in the present window."""
+        """Update policies of the tracked tables in the current window."""
         return {table.name: table.policy for table in self._tables}
 
     @property
     def states(self) -> dict[str, KeyStates]:
-        """States of the hot keys in the present window, by table."""
+        """States of the hot keys in the current window, by table."""
         return {table.name: table.states for table in self._tables}
 
     @property
@@ -190,7 +190,7 @@ class SaturationTracker:
     def plan(self, steps: int) -> None:
         """Sets the planned number of steps of training without skipping.
 
-        The length of windows follows immediately. Skipping follows at the end of the present
+        The length of windows follows immediately. Skipping follows at the end of the current
         window. `Window.planned_steps` has priority.
 
         Args:
@@ -414,8 +414,8 @@ class SaturationTracker:
         keys = [table.states.keys for table in self._tables]
         drifts = [effective_drifts(table.states, self._threshold) for table in self._tables]
         self.classifier.set_drift(*joined(keys, drifts))
-        begins = Begins(self._threshold, self._windows_after_warmup if is_active else 0)
-        arguments, may_skip = self._settings.classifier_settings(self._policy_states, begins)
+        start = WindowStart(self._threshold, self._windows_after_warmup if is_active else 0)
+        arguments, may_skip = self._settings.classifier_settings(self._policy_states, start)
         self.classifier.configure(**arguments)
         return may_skip
 

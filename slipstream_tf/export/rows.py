@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import _compat
-from slipstream_tf._utils.agreement import together
+from slipstream_tf._utils.agreement import on_all_ranks
 from slipstream_tf._utils.comm import SingleProcess
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf._version import __version__
@@ -235,7 +235,7 @@ def on_rank_zero(model: Any, work: Callable[[], None], what: str) -> None:
     comms = [layer.store.comm for layer in layers_of(model)]
     comm = max(comms, key=lambda c: 1 if c is None else c.size) or SingleProcess()
     own: Callable[[], None] = work if comm.rank == 0 else lambda: None
-    together(comm, own, "slipstream_export.done", what)
+    on_all_ranks(comm, own, "slipstream_export.done", what)
 
 
 FORMAT = 1

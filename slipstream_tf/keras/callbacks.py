@@ -29,7 +29,7 @@ class LearningRates(keras.callbacks.Callback):
     """Logs the learning rates of the tables after each epoch.
 
     In `fit`, the rates of the tables follow the optimizer of the dense layers with or without this
-    callback: they are multiplied by the present dense rate divided by the initial dense rate.
+    callback: they are multiplied by the current dense rate divided by the initial dense rate.
     Without this callback, the initial rate is the rate at the first training step. With it, the
     initial rate is the rate when `fit` is called, before other callbacks change it. Put it before a
     `keras.callbacks.LearningRateScheduler` that changes the rate in the first epoch.

@@ -17,7 +17,7 @@ from slipstream_tf._utils.errors import invalid
 from slipstream_tf.keras.row_gradients import Anchor, StoreGradients, anchor_of, by_store
 
 _PLACE = "CombinedOptimizer"
-_OF_CHECKS = CollectiveNames("loss_scale")
+_CHECK_NAMES = CollectiveNames("loss_scale")
 
 
 class CombinedOptimizer:
@@ -97,7 +97,7 @@ class CombinedLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if comm is None or comm.size == 1:
             return is_finite
         lost = tf.cast(~tf.convert_to_tensor(is_finite), tf.float32)
-        return comm.sum(lost, "control", _OF_CHECKS.of("finite")) < 0.5
+        return comm.sum(lost, "control", _CHECK_NAMES.of("finite")) < 0.5
 
 
 def applies_rows(optimizer: Any) -> bool:

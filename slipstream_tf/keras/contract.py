@@ -91,7 +91,7 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
 def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) -> None:
     """Raises ValueError if the optimizer of the model would miss rows.
 
-    The model is the outermost layer of the present call. If it is not compiled, as in a custom
+    The model is the outermost layer of the current call. If it is not compiled, as in a custom
     loop, its optimizer is unknown and the check passes.
 
     Args:

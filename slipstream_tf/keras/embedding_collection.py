@@ -416,7 +416,7 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: spec_of(spec, inputs[spec.name], dim, dtype) for spec, dim in dims}
 
     def count_params(self) -> int:
-        """Returns the present number of row values, which `summary` shows."""
+        """Returns the current number of row values, which `summary` shows."""
         return sum(self.store.size(table.name) * table.dim for table in self.tables)
 
     def save_own_variables(self, store: Any) -> None:

@@ -135,7 +135,7 @@ def require_no_validation(engine: Any) -> None:
 _OWNERS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
-def take_over(engine: Any, store: Any) -> None:
+def claim_store(engine: Any, store: Any) -> None:
     """Registers an engine as the only tracker of a store's tables.
 
     An engine that tracked them before is replaced; see `require_owner`.

@@ -101,7 +101,7 @@ class _Snapshots:
         token._snapshot = snapshot
         return token
 
-    def put_back(self, store: Any, value: Any, place: str) -> None:
+    def restore_rows(self, store: Any, value: Any, place: str) -> None:
         """Restores a store, except its learning rates, from a token.
 
         Args:
@@ -204,7 +204,7 @@ class RowsWeight(keras.Variable):
         if not tf.executing_eagerly() or isinstance(value, keras.KerasTensor):
             allowed = "eager execution. Call `set_weights` outside of a tf.function"
             raise invalid("weights", value, f"{self._place} in a graph", allowed)
-        _snapshots.put_back(self._store, value, self._place)
+        _snapshots.restore_rows(self._store, value, self._place)
         return value
 
 
@@ -280,7 +280,7 @@ class ExportedRows:
         return True
 
     def trackables(self) -> dict[str, Any]:
-        """Copies the present rows into the variables and returns these.
+        """Copies the current rows into the variables and returns these.
 
         Returns:
             The trackable object of each table, under the name "served_<table>".

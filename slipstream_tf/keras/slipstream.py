@@ -29,7 +29,7 @@ from slipstream_tf.sampling.batches import call_at, sized
 from slipstream_tf.sampling.classifier import weigh_classes
 from slipstream_tf.sampling.look_ahead import LookAhead, prefetch_rows
 from slipstream_tf.sampling.notes import note_fraction
-from slipstream_tf.sampling.passes import Applied, StepPlan, present_window
+from slipstream_tf.sampling.passes import Applied, StepPlan, current_window
 from slipstream_tf.sampling.subsampling import drop_examples, subsample
 from slipstream_tf.tables.sok.store import SokStore
 from slipstream_tf.tables.variable import VariableStore
@@ -151,7 +151,7 @@ class Slipstream(tf.train.experimental.PythonState):
         self.are_losses_recorded = False
         self.plan = StepPlan(self.tracker, self.comm, self._begin_window)
         self.is_validating = False
-        misuse.take_over(self, self.store)
+        misuse.claim_store(self, self.store)
         self.batch_sizes: tuple[int | None, int | None] = (None, None)
         self.max_batches: int | None = None
 
@@ -168,8 +168,8 @@ class Slipstream(tf.train.experimental.PythonState):
             link = None if self.store.wire is None else self.comm.link
             exchange = estimate_exchange(reports, link, ranks, self.store.is_spread)
             estimate = estimate_dry_run(self.settings, reports, loss, exchange)
-        present, warmup = present_window(self.tracker), self.tracker.warmup_steps
-        return SavingsReport(reports, self.settings, warmup, self.steps, estimate, present)
+        window, warmup = current_window(self.tracker), self.tracker.warmup_steps
+        return SavingsReport(reports, self.settings, warmup, self.steps, estimate, window)
 
     def apply(
         self,
@@ -327,14 +327,14 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         return self._look_ahead.read(dataset)
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits until no batch is being read or prepared ahead of training.
 
         Call it before you read or save state that changes when `dataset` is read, for example
         counters. `state` and `restore` call it.
         """
-        self._look_ahead.settle()
-        self._reading.settle()
+        self._look_ahead.wait_until_idle()
+        self._reading.wait_until_idle()
 
     def observe(self, inputs: Any) -> Classified:
         """Classifies a training batch and counts its examples for the window.
@@ -429,7 +429,7 @@ class Slipstream(tf.train.experimental.PythonState):
             gradients.
         """
         # A batch in preparation changes counters and the checkpoint of the iterator.
-        self.settle()
+        self.wait_until_idle()
         return {
             "steps": self.steps,
             "planned_steps": self.plan.steps,
@@ -446,13 +446,13 @@ class Slipstream(tf.train.experimental.PythonState):
         With multiple ranks, all ranks must call it.
 
         Args:
-            states: The states of all ranks that saved them, rank 0 first. The present number of
+            states: The states of all ranks that saved them, rank 0 first. The current number of
                 ranks may be different. The rows and counts of the store must be restored before.
 
         Raises:
             ValueError: The tables or the drift metric differ. The engine is unchanged.
         """
-        self.settle()
+        self.wait_until_idle()
         self.tracker.restore([state["tracker"] for state in states])
         self._begin_window()
         self.steps, self._restored = states[0]["steps"], None
@@ -535,7 +535,7 @@ class Slipstream(tf.train.experimental.PythonState):
         """
         self._go_on(steps)
         if steps >= self.tracker.steps_left:
-            self._look_ahead.settle()
+            self._look_ahead.wait_until_idle()
         if (report := self.tracker.step(steps)) is not None:
             self._begin_window()
             misuse.warn_at_window_end(self, report)
@@ -547,7 +547,7 @@ class Slipstream(tf.train.experimental.PythonState):
         The call counts as one step in `steps`.
         """
         self._go_on(1)
-        self._look_ahead.settle()
+        self._look_ahead.wait_until_idle()
         report = self.tracker.end_window()
         self._begin_window()
         return report

@@ -366,7 +366,7 @@ class ClickModel(LossFeedback, keras.Model):
         logits = tf.cast(logits, tf.float32)
         return logits if self.returns_logits else tf.sigmoid(logits)
 
-    def one_dim(self, cause: str) -> int:
+    def shared_dim(self, cause: str) -> int:
         """Returns the dimension that all tables of the features share.
 
         Args:

@@ -57,7 +57,7 @@ class DeepFM(ClickModel):
     ) -> None:
         super().__init__(embeddings, dense_features, dropout, returns_logits, **kwargs)
         self.deep_widths = require_widths("deep", deep, "DeepFM", may_be_empty=True)
-        dim = self.one_dim("dot products")
+        dim = self.shared_dim("dot products")
         if dim < 2:
             allowed = "an integer >= 2, because a row contains a linear weight and factors"
             raise invalid("dim", dim, "DeepFM", allowed)

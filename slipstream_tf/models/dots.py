@@ -48,7 +48,7 @@ class DotsModel(ClickModel):
         place = type(self).__name__
         self.bottom_widths = require_widths("bottom", bottom, place, not dense_features)
         self.top_widths = require_widths("top", top, place)
-        self.dim = self.one_dim("dot products")
+        self.dim = self.shared_dim("dot products")
         if self.top_widths[-1] != 1:
             raise invalid(
                 "top", list(top), place, "a list that ends with 1, the width of the logit"

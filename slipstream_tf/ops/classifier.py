@@ -429,7 +429,7 @@ class InputClassifier:
         return op(handle=self._handle, **drift_tensors(tables, keys, drift)).numpy()
 
     def counts(self) -> ClassifierCounts:
-        """Returns the counts of the present window without ending it."""
+        """Returns the counts of the current window without ending it."""
         numbers = self.export_window()["numbers"][: len(dataclasses.fields(ClassifierCounts))]
         return ClassifierCounts(*map(int, numbers))
 

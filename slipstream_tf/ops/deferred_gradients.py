@@ -142,7 +142,7 @@ class DeferredGradients:
         _loader.library().slipstream_deferred_gradients_flush(handle=self.handle, drops=drops)
 
     def state(self) -> DeferredState:
-        """Returns the counts and the present size (eager only)."""
+        """Returns the counts and the current size (eager only)."""
         found = _loader.library().slipstream_deferred_gradients_state(handle=self.handle)
         counts = DeferredCounts(*(int(count) for count in found.counts.numpy()))
         nbytes = int(found.capacity) * (16 + 4 * self._dim)

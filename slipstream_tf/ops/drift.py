@@ -15,7 +15,7 @@ def row_drift(current: tf.Tensor, snapshot: tf.Tensor, metric: str = "linf") -> 
     block.
 
     Args:
-        current: float32 [rows, dim], the present rows.
+        current: float32 [rows, dim], the current rows.
         snapshot: float32 [rows, dim], the same rows at the start of the window.
         metric: "linf" is max_j |current_j - snapshot_j|, as in the paper. "l2" is ||current -
             snapshot||.

@@ -27,7 +27,7 @@ class SealedRows:
         pages: int64 [b], the number of the first page of each block, which is also stored in the
             page.
         counts: float32 [b * rows_of_block], decayed access counts. -1 marks an outdated row: the
-            row was removed, or its present version is in another block.
+            row was removed, or its current version is in another block.
         steps: int64 [2], number of updates and lookups so far.
         pages_of_block: Number of pages per block.
         rows_of_block: Number of rows per block.

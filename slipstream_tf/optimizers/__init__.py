@@ -97,7 +97,7 @@ def _of_keras(name: str, config: dict[str, Any]) -> SparseOptimizer:
 def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
     """Returns a JSON-serializable dictionary with "class_name" and "config".
 
-    A learning rate variable is replaced by its present value.
+    A learning rate variable is replaced by its current value.
 
     Example:
 

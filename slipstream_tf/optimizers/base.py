@@ -39,7 +39,7 @@ class SparseOptimizer:
             every update, or a `keras.optimizers.schedules.LearningRateSchedule` over the number of
             updates of the table.
         follow: Whether a numeric learning rate follows the optimizer of the dense layers in `fit`.
-            The rate of the rows is then multiplied by the present dense learning rate, divided by
+            The rate of the rows is then multiplied by the current dense learning rate, divided by
             the dense learning rate at the start of training. A factor above 10 raises an error.
             Variables and schedules are never changed.
         l2: Factor of the penalty l2 * |row|^2, as in `keras.regularizers.L2`: 2 * l2 * row is added

@@ -275,7 +275,7 @@ class Ftrl(SparseOptimizer):
             (see `Adagrad`).
         l1_regularization_strength: L1 penalty, at least 0.
         l2_regularization_strength: L2 penalty, at least 0.
-        l2_shrinkage_regularization_strength: L2 penalty of the present row, which is added to the
+        l2_shrinkage_regularization_strength: L2 penalty of the current row, which is added to the
             gradient, at least 0.
         beta: Added to the square root of the accumulator, at least 0.
     """

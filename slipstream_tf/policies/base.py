@@ -13,7 +13,7 @@ computed. An example is hot if the engine tracks its keys, so that its score is 
 
 
 @dataclasses.dataclass(frozen=True)
-class Begins:
+class WindowStart:
     """Describes the window that begins.
 
     Attributes:
@@ -33,7 +33,7 @@ class Tables:
     Attributes:
         tables: The tracked tables.
         rates: Maps a table name to the learning rate of its rows, or None if the rate is unknown.
-        rows: Maps a table name to its present number of rows. For sharded tables, the number of
+        rows: Maps a table name to its current number of rows. For sharded tables, the number of
             rows on this rank times the number of ranks.
         are_native: Whether the rows are stored in native tables, which can compute how far an
             update moves a row.
@@ -157,13 +157,13 @@ class Policy(Decisions):
         """Raises ValueError if the policy cannot work with these tables."""
 
     def classifier_settings(
-        self, state: Mapping[str, Any], begins: Begins
+        self, state: Mapping[str, Any], start: WindowStart
     ) -> dict[str, Any] | None:
         """Returns the rule by which the input classifier finds skippable examples.
 
         Args:
             state: State of the policy in the window that begins.
-            begins: The window that begins.
+            start: The window that begins.
 
         Returns:
             Arguments of `InputClassifier.configure`, or None if the policy needs no rule.

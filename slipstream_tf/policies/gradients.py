@@ -15,7 +15,7 @@ from slipstream_tf.ops.update_policy import (
     UpdatePolicy,
     deferred_row_bytes,
 )
-from slipstream_tf.policies.base import DEFAULT_FRACTION, Begins, Policy, Tables
+from slipstream_tf.policies.base import DEFAULT_FRACTION, Policy, Tables, WindowStart
 
 # AUC loss if deferring postpones a movement of one learning rate. The measured range is 0.002 to
 # 0.006 (Adagrad on the news clicks of globo, learning rates 0.05 and 0.1, movements of 0.05 to 0.2
@@ -336,12 +336,12 @@ class MaskGradients(Policy):
     def sets_key_fraction(self) -> bool:  # type: ignore[override]
         return self.fraction is not None
 
-    def classifier_settings(self, state: Any, begins: Begins) -> dict[str, Any] | None:
+    def classifier_settings(self, state: Any, start: WindowStart) -> dict[str, Any] | None:
         """Returns a rule that counts skippable examples but drops none.
 
         The counts serve the estimate of the AUC loss.
         """
-        return {"mode": "drift", "threshold": begins.threshold, "shadow": True}
+        return {"mode": "drift", "threshold": start.threshold, "shadow": True}
 
     def update_policy_of(self, table: Table, tables: Tables) -> UpdatePolicy:
         return UpdatePolicy(mode="mask", decay_skipped=self.decay_moments)

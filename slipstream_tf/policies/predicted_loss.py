@@ -136,7 +136,7 @@ class PredictedLoss(Score):
             losses, state["predicted_loss_threshold"], state["min_keep_probability"]
         )
 
-    def classifier_settings(self, state: Mapping[str, Any], begins: Any) -> dict[str, Any]:
+    def classifier_settings(self, state: Mapping[str, Any], start: Any) -> dict[str, Any]:
         if state["predicted_loss_threshold"] is None:
             return {"mode": "none"}
         return {

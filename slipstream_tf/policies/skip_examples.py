@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream_tf._utils.errors import invalid, require_number
-from slipstream_tf.policies.base import DEFAULT_FRACTION, Begins, Decisions, Policy
+from slipstream_tf.policies.base import DEFAULT_FRACTION, Decisions, Policy, WindowStart
 
 
 class Score(Decisions):
@@ -39,12 +39,12 @@ class Score(Decisions):
         """
         return fraction
 
-    def classifier_settings(self, state: Mapping[str, Any], begins: Begins) -> dict[str, Any]:
+    def classifier_settings(self, state: Mapping[str, Any], start: WindowStart) -> dict[str, Any]:
         """Returns the arguments of `ops.classifier.InputClassifier.configure`.
 
         Args:
             state: State of the score in the window that begins.
-            begins: The window that begins.
+            start: The window that begins.
 
         Returns:
             The mode, and its threshold and keep rate where the mode has them.
@@ -134,6 +134,6 @@ class SkipExamples(Policy):
         return self.keep_rate > 0.0 or self.correction == "weight"
 
     def classifier_settings(
-        self, state: Mapping[str, Any], begins: Begins
+        self, state: Mapping[str, Any], start: WindowStart
     ) -> dict[str, Any] | None:
-        return {"keep_rate": self.keep_rate, **self.score.classifier_settings(state, begins)}
+        return {"keep_rate": self.keep_rate, **self.score.classifier_settings(state, start)}

@@ -101,7 +101,7 @@ def skip_inputs(
                 components = tf.nest.map_structure(tf.identity, components, expand_composites=True)
         return components if isinstance(element_spec, tuple) else components[0]
 
-    return in_order(dataset.map(as_it_is(compact, get_keys)), size, drop_remainder)
+    return in_order(dataset.map(without_autograph(compact, get_keys)), size, drop_remainder)
 
 
 def size_to_refill(
@@ -128,7 +128,7 @@ def size_to_refill(
     return require_integer("batch_size", size, 1, None, "the output batches")
 
 
-def as_it_is(function: Callable[..., Any], get_keys: Callable[..., Any] | None) -> Any:
+def without_autograph(function: Callable[..., Any], get_keys: Callable[..., Any] | None) -> Any:
     """Disables AutoGraph for a function for `Dataset.map`, unless it calls user code.
 
     The conversion takes about a second, and the functions of this package do not need it.

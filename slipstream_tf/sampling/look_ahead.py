@@ -13,7 +13,7 @@ import tensorflow as tf
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.ops import _loader
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.sampling.classifier import as_it_is, default_keys
+from slipstream_tf.sampling.classifier import default_keys, without_autograph
 from slipstream_tf.sampling.notes import without_wrapping
 from slipstream_tf.tables.base import EmbeddingStore
 
@@ -22,7 +22,7 @@ class LookAhead:
     """Prepares one batch ahead of training, but none of the next window.
 
     Preparing a batch can change state that training reads, such as example counts or the position
-    of a reader. Call `settle` before you read, save or restore such state.
+    of a reader. Call `wait_until_idle` before you read, save or restore such state.
 
     Thread-safe. The C++ resource is freed with this object and the last dataset that uses it.
     """
@@ -51,7 +51,7 @@ class LookAhead:
                 pulled=tf.constant(pulled, tf.int64),
             )
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits until no batch is in preparation.
 
         The next preparation starts when a batch is requested. This call does not wait for the batch
@@ -61,7 +61,7 @@ class LookAhead:
             tf.errors.CancelledError: If the step was cancelled during the wait.
         """
         with tf.device("CPU:0"):
-            _loader.library().slipstream_look_ahead_settle(handle=self._handle)
+            _loader.library().slipstream_look_ahead_wait(handle=self._handle)
 
     def read(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset that prepares the next element in advance.
@@ -131,4 +131,4 @@ def prefetch_rows(
         store.prefetch_rows(pack(keys, specs))
         return components if is_tuple else components[0]
 
-    return dataset.map(as_it_is(prefetch_keys, get_keys))
+    return dataset.map(without_autograph(prefetch_keys, get_keys))

@@ -246,7 +246,7 @@ class StepPlan:
         self._changed()
 
 
-def present_window(tracker: SaturationTracker) -> str:
+def current_window(tracker: SaturationTracker) -> str:
     """Returns a sentence about the progress of the current window.
 
     The string is empty at the start of the window.

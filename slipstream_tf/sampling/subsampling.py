@@ -88,7 +88,7 @@ def subsample_inputs(
             parts = rows_of(parts, kept.rows)
         return _corrected(parts, kept, correction, adds_skippable)
 
-    subsampled = dataset.map(dropping.as_it_is(subsample, get_keys))
+    subsampled = dataset.map(dropping.without_autograph(subsample, get_keys))
     subsampled = dropping.in_order(subsampled, size, drop_remainder)
     # Refilling can leave a last batch with a single example.
     if not refill or size is None or has_offset:

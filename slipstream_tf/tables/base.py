@@ -223,7 +223,7 @@ class TrackedStore:
         raise NotImplementedError
 
     def row_flags(self, table: str, keys: Any) -> np.ndarray:
-        """Returns the present flags of rows, if `forgets_flags`.
+        """Returns the current flags of rows, if `forgets_flags`.
 
         Args:
             table: Name of the table.
@@ -466,7 +466,7 @@ class SavedStore(TrackedStore):
         Args:
             table: Name of the table.
             contents: Arrays as returned by `export_copies`.
-            takes_flags: If True, restore the flags in `contents`. If False, rows keep their present
+            takes_flags: If True, restore the flags in `contents`. If False, rows keep their current
                 flags.
         """
         raise NotImplementedError

@@ -86,7 +86,7 @@ class Rates:
         checkpoint.
 
         Args:
-            optimizer: A Keras optimizer. None keeps the present optimizer, if any.
+            optimizer: A Keras optimizer. None keeps the current optimizer, if any.
 
         Raises:
             ValueError: The reference of a schedule is not finite and positive, for example because
@@ -145,7 +145,7 @@ class Rates:
         Args:
             table: Index of the table.
             rate: The rate of the next update. If the table follows a dense rate, this is the rate
-                after multiplication by the present factor.
+                after multiplication by the current factor.
 
         Raises:
             ValueError: The table has a schedule, or the rate is invalid.
@@ -194,7 +194,7 @@ class Rates:
 
         Returns:
             "learning_rate": float32, a scalar for all tables or [tables], before the factor of the
-                followed optimizer. The present value for schedules.
+                followed optimizer. The current value for schedules.
             "followed_rate": float32 scalar, the reference; only if the rates follow an optimizer.
         """
         if self.shared is not None:
@@ -248,7 +248,7 @@ def _source_of(optimizer: SparseOptimizer, name: str) -> Any:
 
 
 def _dense_rate(rate: Any, iterations: Any) -> tf.Tensor:
-    """Returns the present value of a dense rate, a float32 scalar."""
+    """Returns the current value of a dense rate, a float32 scalar."""
     if _compat.is_schedule(rate):
         rate = rate(tf.convert_to_tensor(iterations))
     elif callable(rate) and _compat.tensorflow_variable(rate) is None:

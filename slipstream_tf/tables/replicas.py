@@ -269,7 +269,7 @@ class ReplicatingStore(CollectingStore):
     ) -> None:
         """Replaces this rank's replicas by the result of `export_copies`.
 
-        If `takes_flags` is False, or the contents have no flags, replicas keep their present flags.
+        If `takes_flags` is False, or the contents have no flags, replicas keep their current flags.
 
         Note: call it only in the middle of a window, after `set_row_flags` and before
         `import_deferred`, because it discards deferred gradients.

@@ -60,7 +60,7 @@ class Movements:
         return None
 
     def learning_rate(self, optimizer: Any) -> tf.Tensor:
-        """Returns the present learning rate of a supported optimizer, a scalar."""
+        """Returns the current learning rate of a supported optimizer, a scalar."""
         raise NotImplementedError
 
     def rule(self, optimizer: Any) -> str | None:
@@ -166,7 +166,7 @@ class WatchedGradients:
     entries, so a step takes longer with a larger buffer.
 
     Attributes:
-        policy: The present policy.
+        policy: The current policy.
         saturated: int64 [n], the saturated keys. The code that sets row flags replaces it.
         masked: The set of row indices with masked gradients.
         buffer: The deferred gradients.

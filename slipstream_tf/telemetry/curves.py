@@ -30,7 +30,7 @@ def curve(record: Mapping[str, Any], axis: str) -> Curve:
     return [(0.0, CHANCE), *((one[axis], one["auc"]) for one in record["evaluations"])]
 
 
-def standing(points: Curve, at: float) -> float:
+def auc_at(points: Curve, at: float) -> float:
     """Returns the AUC of a curve at a position, by linear interpolation.
 
     Args:

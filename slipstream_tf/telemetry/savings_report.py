@@ -14,10 +14,12 @@ from slipstream_tf.engine.settings import EngineSettings
 from slipstream_tf.telemetry.dry_run import DryRunEstimate
 from slipstream_tf.telemetry.table import format_table
 
-_OF_THE_KEPT = "Training metrics are computed on the kept examples, which are harder than average"
-_AS_OF_ALL = ". Pass weighted_metrics to compile() to correct for this."
+_KEPT_ARE_HARDER = (
+    "Training metrics are computed on the kept examples, which are harder than average"
+)
+_WEIGHTED_METRICS = ". Pass weighted_metrics to compile() to correct for this."
 # Counts of evicted, expired and refused rows. Their columns are shown only if nonzero.
-_OF_RETENTION = ("rows_evicted", "rows_expired", "not_admitted")
+_RETENTION_COUNTS = ("rows_evicted", "rows_expired", "not_admitted")
 
 
 def _of_tables(report: WindowReport, name: str) -> int:
@@ -62,14 +64,14 @@ class SavingsReport(Totals):
         warmup_steps: Number of steps before the policies take effect. None if unknown.
         steps: Number of trained steps.
         dry_run: Estimated savings. None if this is not a dry run.
-        present: Description of the current window. Empty at its start.
+        current_window: Description of the current window. Empty at its start.
     """
 
     settings: EngineSettings = dataclasses.field(default_factory=EngineSettings)
     warmup_steps: int | None = None
     steps: int = 0
     dry_run: DryRunEstimate | None = None
-    present: str = ""
+    current_window: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns totals, windows and estimate as JSON-serializable values."""
@@ -80,8 +82,8 @@ class SavingsReport(Totals):
             "steps": self.steps,
             "warmup_steps": self.warmup_steps,
             "dry_run": None if self.dry_run is None else self.dry_run.to_dict(),
-            "why_nothing": self.why_nothing(),
-            "present_window": self.present,
+            "no_savings_reason": self.no_savings_reason(),
+            "current_window": self.current_window,
         }
 
     def write_json_lines(self, path: str | os.PathLike[str]) -> None:
@@ -96,7 +98,7 @@ class SavingsReport(Totals):
         shown.update(name for policy in self.settings.policies for name in policy.columns)
         if self.settings.goes_by_keys:
             shown.update(("hot keys", "saturated", "T"))
-        for name in _OF_RETENTION:
+        for name in _RETENTION_COUNTS:
             if any(_of_tables(report, name) for report in self.reports):
                 shown.add(name.removeprefix("rows_").replace("_", " "))
         return [name for name in _CELLS if name in shown]
@@ -126,7 +128,7 @@ class SavingsReport(Totals):
                 f"{active.examples_seen:,} examples, {active.rows.offered:,} gradient rows."
             )
             lines += [f"- {line}" for line in self._lines(active)]
-        lines += [line for line in (self.why_nothing(), self.present) if line]
+        lines += [line for line in (self.no_savings_reason(), self.current_window) if line]
         if self.reports:
             lines.append(f"Window ends took {self.seconds:.2f} s.")
         text = "\n".join(lines)
@@ -140,7 +142,9 @@ class SavingsReport(Totals):
             if policy.verb == "skipped":
                 lines.append(_skipped(active, did, is_dry_run))
                 if policy.correction and not is_dry_run:
-                    lines.append(_OF_THE_KEPT + (_AS_OF_ALL if policy.weighs_examples else "."))
+                    lines.append(
+                        _KEPT_ARE_HARDER + (_WEIGHTED_METRICS if policy.weighs_examples else ".")
+                    )
             elif policy.loses_gradients:
                 fraction = f"{fraction_of(rows.masked, rows.offered):.1%}"
                 lines.append(f"{rows.masked:,} gradient rows ({fraction}) {did} been masked.")
@@ -165,7 +169,7 @@ class SavingsReport(Totals):
             lines.append("In at least one window, max_threshold limited the threshold T.")
         return lines
 
-    def why_nothing(self) -> str:
+    def no_savings_reason(self) -> str:
         """Explains in a sentence why the policies saved neither examples nor gradients.
 
         The string is empty if something was saved after the warm-up, or if no policy saves anything
@@ -176,16 +180,16 @@ class SavingsReport(Totals):
             return "" if reports else "No window has ended yet."
         active = [report for report in reports if not report.is_warming_up]
         if not active:
-            return f"Nothing was saved: {self._why_no_window(reports)}"
+            return f"Nothing was saved: {self._no_window_reason(reports)}"
         rows = Totals(active).rows
         if (
             any(r.examples_skippable or r.examples_skipped for r in active)
             or rows.sent < rows.offered
         ):
             return ""
-        return f"Nothing was saved: {_why_nothing_found(settings, active)}"
+        return f"Nothing was saved: {_no_savings_reason(settings, active)}"
 
-    def _why_no_window(self, reports: Sequence[WindowReport]) -> str:
+    def _no_window_reason(self, reports: Sequence[WindowReport]) -> str:
         if self.warmup_steps is None:
             return (
                 "the warm-up is a fraction of the planned steps, and their number is unknown. Pass "
@@ -214,7 +218,7 @@ def _skipped(active: Totals, did: str, is_dry_run: bool) -> str:
     return line + "."
 
 
-def _why_nothing_found(settings: EngineSettings, active: Sequence[WindowReport]) -> str:
+def _no_savings_reason(settings: EngineSettings, active: Sequence[WindowReport]) -> str:
     if settings.goes_by_keys and not any(report.saturated_keys for report in active):
         if not any(report.examples_seen for report in active):
             return (

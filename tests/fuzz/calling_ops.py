@@ -75,7 +75,7 @@ class Fuzzer:
         self._turns: list[str] = []
 
     def keep(self, name: str, arguments: dict[str, Any]) -> None:
-        """Stores a valid call, and protects all present handles and plans."""
+        """Stores a valid call, and protects all current handles and plans."""
         if name not in self.makers:
             self.valid[name].append(arguments)
         self.kept_handles, self.kept_plans = len(self.handles), len(self.plans)

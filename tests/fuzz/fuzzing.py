@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 SECONDS = float(os.environ.get("SLIPSTREAM_FUZZ_SECONDS", "0"))
 CORPUS = Path(__file__).with_name("corpus")
 MAX_BYTES = 64 << 20
-# Address space allowed in addition to the present size of the process. Arrow's threads need some.
+# Address space allowed in addition to the current size of the process. Arrow's threads need some.
 MAX_BYTES_OF_MEMORY = 6 << 30
 TIMEOUT_SECONDS = 60
 

@@ -136,7 +136,7 @@ def run(way: str, directory: Path, results: Path, what: str) -> None:
     if what == "killed":
         return
     # The state of the classifier is read below. A batch in preparation would change it.
-    slipstream.settle()
+    slipstream.wait_until_idle()
     state = {"losses": np.array(losses)}
     state |= {f"weight_{i}": w.numpy() for i, w in enumerate(model.trainable_variables)}
     state |= {f"optimizer_{i}": v.numpy() for i, v in enumerate(optimizer.variables)}

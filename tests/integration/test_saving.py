@@ -17,7 +17,7 @@ from slipstream_tf import (
     initializers,
     optimizers,
 )
-from slipstream_tf.checkpoint.store_state import kept_apart
+from slipstream_tf.checkpoint.store_state import excluded_from_checkpoint
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.update_policy import UpdatePolicy
 
@@ -249,7 +249,7 @@ def test_checkpoint_without_tables_names_checkpoint_manager(tmp_path):
     model = make_model()
     train(model)
     store = model.get_layer("tables").store
-    with kept_apart(store):
+    with excluded_from_checkpoint(store):
         path = tf.train.Checkpoint(model=model).write(str(tmp_path / "x"))
     before = state(model)
     with pytest.raises(ValueError, match=r"Restore it with distributed\.CheckpointManager"):

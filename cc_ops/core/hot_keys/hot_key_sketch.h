@@ -1,7 +1,7 @@
 // Finds the most accessed among any number of keys in a fixed amount of memory.
 //
 // The structure is an AccessSketch in which each counter also stores one key, its owner. A key
-// becomes the owner of a counter when its estimate is higher than the estimate of the present
+// becomes the owner of a counter when its estimate is higher than the estimate of the current
 // owner. The owners are the candidates for the most accessed keys. A key is lost as a candidate
 // only if other keys own all of its counters.
 //
@@ -42,7 +42,7 @@ struct HotKeySketch {
     return (bounded << 32) | static_cast<uint64_t>(kMax - i);
   }
 
-  // Whether the key with the highest claim to a counter becomes its owner. owner: the present
+  // Whether the key with the highest claim to a counter becomes its owner. owner: the current
   // owner. estimate: of the key.
   SLIPSTREAM_HOST_DEVICE bool TakesOver(int64_t owner, int64_t estimate) const {
     return owner == kNoOwner || sketch.Estimate(owner) < estimate;

@@ -80,7 +80,7 @@ class InputClassifier {
   // `options` must be valid.
   explicit InputClassifier(const ClassifierOptions& options);
 
-  // Classifies a batch by the present drifts and settings, and writes `result` ([batch] each).
+  // Classifies a batch by the current drifts and settings, and writes `result` ([batch] each).
   // While it looks up the drifts, other threads may call all functions except Classify and
   // Subsample.
   //   features: keys of every feature, each with `batch` examples; not stored.

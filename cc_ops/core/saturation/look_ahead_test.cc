@@ -30,10 +30,10 @@ TEST(LookAhead, PullsFreelyWithinWindowAndWithoutWindow) {
   EXPECT_FALSE(ahead.Pull());
 }
 
-TEST(LookAhead, SettleWaitsForBatchesInProgress) {
+TEST(LookAhead, IsIdleWaitsForBatchesInProgress) {
   LookAhead ahead;
   LookAhead::Wait wait;
-  EXPECT_TRUE(ahead.Settle(&wait));
+  EXPECT_TRUE(ahead.IsIdle(&wait));
   ASSERT_TRUE(ahead.Pull());
   ASSERT_TRUE(ahead.Pull());
   std::atomic<int> made{0};
@@ -44,25 +44,25 @@ TEST(LookAhead, SettleWaitsForBatchesInProgress) {
       ahead.Made();
     }
   });
-  EXPECT_TRUE(ahead.Settle(&wait));
+  EXPECT_TRUE(ahead.IsIdle(&wait));
   EXPECT_EQ(made, 2);
   maker.join();
 }
 
-TEST(LookAhead, SettleEndsWhenCancelled) {
+TEST(LookAhead, WaitEndsWhenCancelled) {
   LookAhead ahead;
   ASSERT_TRUE(ahead.Pull());
   LookAhead::Wait wait, early;
   ahead.Cancel(&early);
-  EXPECT_FALSE(ahead.Settle(&early));
+  EXPECT_FALSE(ahead.IsIdle(&early));
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     ahead.Cancel(&wait);
   });
-  EXPECT_FALSE(ahead.Settle(&wait));
+  EXPECT_FALSE(ahead.IsIdle(&wait));
   other.join();
   ahead.Made();
-  EXPECT_TRUE(ahead.Settle(&wait)) << "there is nothing to wait for";
+  EXPECT_TRUE(ahead.IsIdle(&wait)) << "there is nothing to wait for";
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace slipstream {
 //
 //   keys      [n].
 //   snapshot  [n, dim]; the rows at the start of the window.
-//   rows      [n, dim]; receives the present rows.
+//   rows      [n, dim]; receives the current rows.
 //   found     [n]; receives whether a key has a row.
 //   drift     [n]; receives the distance of each row from its snapshot.
 void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* snapshot, int64_t n,

@@ -266,7 +266,7 @@ class RowStore {
     if (tracks_changes_) shard->changed[*index] = 1;
     return shard->arena.Row(*index);
   }
-  // Records the present time as the last access to a row that is in memory.
+  // Records the current time as the last access to a row that is in memory.
   void SetLastUsed(int shard, uint32_t index) {
     if (tracks_use()) shards_[shard].last_used[index] = now_;
   }

@@ -65,7 +65,7 @@ absl::Status FindResource(tensorflow::OpKernelContext* context, int input,
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), resource);
 }
 
-// Returns the present content of a ReplacedResource.
+// Returns the current content of a ReplacedResource.
 template <class Content>
 absl::Status FindContent(tensorflow::OpKernelContext* context, int input,
                          std::shared_ptr<const Content>* content,

@@ -19,7 +19,7 @@ Computes the distance of each row from its snapshot.
 The drift of a row is not finite if either input has a NaN or an infinity in the row. Source:
 Slipstream, arXiv 2404.04270, snapshots.
 
-current: [rows, dim]. The present rows.
+current: [rows, dim]. The current rows.
 snapshot: [rows, dim]. The same rows at the start of the window.
 drift: [rows]. One distance per row, at least 0.
 metric: `linf` is max_j |current_j - snapshot_j|, `l2` is ||current - snapshot||.

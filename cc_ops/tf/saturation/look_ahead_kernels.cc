@@ -31,7 +31,7 @@ absl::Status BeginWindow(OpKernelContext* context, LookAheadResource* resource) 
   return absl::OkStatus();
 }
 
-absl::Status Settle(OpKernelContext* context, LookAheadResource* resource) {
+absl::Status WaitUntilIdle(OpKernelContext* context, LookAheadResource* resource) {
   LookAhead& ahead = resource->ahead;
   LookAhead::Wait wait;
   CancellationManager* const step = context->cancellation_manager();
@@ -40,17 +40,17 @@ absl::Status Settle(OpKernelContext* context, LookAheadResource* resource) {
   if (can_be_cancelled && !step->RegisterCallback(token, [&] { ahead.Cancel(&wait); })) {
     ahead.Cancel(&wait);
   }
-  const bool is_settled = ahead.Settle(&wait);
+  const bool is_idle = ahead.IsIdle(&wait);
   // Returns after the callback, if it runs, has ended.
   if (can_be_cancelled) step->DeregisterCallback(token);
-  if (is_settled) return absl::OkStatus();
+  if (is_idle) return absl::OkStatus();
   return absl::CancelledError(
       "the step was cancelled while it waited for the input pipeline to finish a batch");
 }
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookAhead", FunctionKernel<CreateResource<LookAheadResource>>);
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadBeginWindow", ResourceKernel<BeginWindow>);
-SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadSettle", ResourceKernel<Settle>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadWait", ResourceKernel<WaitUntilIdle>);
 
 }  // namespace
 }  // namespace slipstream

@@ -24,7 +24,7 @@ The files consist of blocks, a block of pages, and a page of rows. Rows that are
 unchanged are not written again.
 
 handle: Scalar. A table whose rows spill to disk.
-files: Scalar. Keeps the files in their present state for SlipstreamSaveSealedFile.
+files: Scalar. Keeps the files in their current state for SlipstreamSaveSealedFile.
 names: [f]. A unique name for each file.
 file_of: [b]. Index of the file of each block, in `names`.
 offsets: [b]. Position of each block in its file, in bytes.

@@ -92,7 +92,7 @@ handle: Scalar. The table.
 keys: [n].
 snapshot: [n, dim]. The rows at the start of the window.
 metric: As in SlipstreamRowDrift.
-rows: [n, dim]. The present rows, as in SlipstreamTableGather.
+rows: [n, dim]. The current rows, as in SlipstreamTableGather.
 found: [n]. Whether the key has a row.
 drift: [n]. Distance of each row of `rows` from its row of `snapshot`; not finite if either has a
   NaN or an infinity.

@@ -77,7 +77,7 @@ handle: Scalar. The table.
 counts: [11]. Rows offered to the policy; rows sent, which are applied or collected, including
   deferred sums; rows masked; rows deferred, which are added to a sum that stays; four parts of the
   sent rows: due by movement, due by age, flushed, and over the budget of `max_rows`; deferred sums
-  dropped because their row was evicted, removed or overwritten; present number of deferred sums;
+  dropped because their row was evicted, removed or overwritten; current number of deferred sums;
   bytes of their memory.
 )doc");
 

@@ -272,7 +272,7 @@ def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
     the parser rejects them.
 
     Args:
-        file: Binary file, read from its present position.
+        file: Binary file, read from its current position.
 
     Yields:
         (lines, number of bytes in the file that they take, before truncation).

@@ -237,7 +237,7 @@ def same_rule(optimizer: optimizers.SparseOptimizer, rate: Callable[[], tf.Tenso
 
     Args:
         optimizer: A sparse optimizer of this package.
-        rate: Returns the present learning rate.
+        rate: Returns the current learning rate.
 
     Raises:
         ValueError: SOK's tables do not support the optimizer.

@@ -296,7 +296,7 @@ class SokStore(SpreadStore, WatchingStore):
         if unknown is not None:
             allowed = (
                 "Interval(...), or a store with one of these optimizers: "
-                f"{self._movements.known}. The present store has {unknown}"
+                f"{self._movements.known}. The current store has {unknown}"
             )
         elif not self._table(table).is_dynamic:
             allowed = "Interval(...), because Movement is supported for a sok.DynamicVariable only"

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from slipstream_tf import Table
 from slipstream_tf._utils import disk
-from slipstream_tf._utils.agreement import together
+from slipstream_tf._utils.agreement import on_all_ranks
 from slipstream_tf.checkpoint import CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import sealed
 from slipstream_tf.distributed import CheckpointManager, SingleProcess
@@ -401,13 +401,13 @@ def test_read_only_directory_raises(tmp_path: Path) -> None:
 
 
 def test_error_on_one_rank_raises_on_all_ranks() -> None:
-    assert together(FakeRank(1, 3), lambda: {"a": 1}, "x", "write") == [{"a": 1}] * 3
+    assert on_all_ranks(FakeRank(1, 3), lambda: {"a": 1}, "x", "write") == [{"a": 1}] * 3
 
     def fail() -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        together(FakeRank(1, 2, [[None, 5]]), fail, "x", "write")
+        on_all_ranks(FakeRank(1, 2, [[None, 5]]), fail, "x", "write")
     message = "Rank 0 could not write: OSError: disk full"
     with pytest.raises(RuntimeError, match=message):
-        together(FakeRank(1, 2, [["OSError: disk full", None]]), lambda: 5, "x", "write")
+        on_all_ranks(FakeRank(1, 2, [["OSError: disk full", None]]), lambda: 5, "x", "write")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from slipstream_tf import Table
 from slipstream_tf.checkpoint import CheckpointError, array_file, table_parts
 from slipstream_tf.checkpoint.store_parts import Rank, file_name
-from slipstream_tf.checkpoint.table_parts import FilesBefore
+from slipstream_tf.checkpoint.table_parts import EarlierFiles
 from slipstream_tf.checkpoint.tables import SavedTable, name_before
 from slipstream_tf.config import Retention
 from slipstream_tf.keras import EmbeddingCollection
@@ -25,7 +25,7 @@ def store_of() -> NativeStore:
     return NativeStore([Table("t", DIM)])
 
 
-def written(parts: list, folder: Path, checkpoint: str) -> dict[str, FilesBefore]:
+def written(parts: list, folder: Path, checkpoint: str) -> dict[str, EarlierFiles]:
     found = table_parts.next_before(parts, folder, checkpoint)
     return {name: files.written() for name, files in found.items()}
 
@@ -35,7 +35,7 @@ class Saved:
 
     def __init__(self, store: NativeStore, folder: Path) -> None:
         self._store, self._folder = store, folder
-        self._before: dict[str, FilesBefore] = {}
+        self._before: dict[str, EarlierFiles] = {}
         self.parts: list[table_parts.TablePart] = []
 
     @property

@@ -53,7 +53,7 @@ def test_slow_rank_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     note(staging, 0)
 
     def write_slowly() -> None:
-        with writing._signs_of_life(staging / "rank-1"):
+        with writing._heartbeat(staging / "rank-1"):
             time.sleep(3.0)
         note(staging, 1)
 

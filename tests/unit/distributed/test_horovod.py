@@ -104,7 +104,7 @@ def test_only_threads_started_in_context_have_low_priority() -> None:
     stop = threading.Event()
     before = threading.Thread(target=stop.wait)
     before.start()
-    with horovod.giving_way():
+    with horovod.background_priority():
         within = threading.Thread(target=stop.wait)
         within.start()
     after = threading.Thread(target=stop.wait)

@@ -172,12 +172,12 @@ def test_rejected_connection_is_not_read():
         def come() -> socket.socket:
             return opened.enter_context(socket.create_connection(server.getsockname()))
 
-        door = mesh._Door([server], "job", 0, 2, time.monotonic() + 0.3)
+        door = mesh._Listener([server], "job", 0, 2, time.monotonic() + 0.3)
         oldest = come()
         for _ in range(mesh._MAX_UNKNOWN_CALLERS):
             come()
         for _ in range(mesh._MAX_UNKNOWN_CALLERS + 1):
-            door._take_in(server)
+            door._accept(server)
         # Connect before the oldest client sends, because the selector reports the events in this
         # order.
         come()

@@ -21,7 +21,7 @@ from slipstream_tf import (
 )
 from slipstream_tf.baselines import SkipAtRandom
 from slipstream_tf.engine.settings import EngineSettings
-from slipstream_tf.policies.base import Begins
+from slipstream_tf.policies.base import WindowStart
 
 BY_DRIFT, BY_LOSS = SkipExamples(RowDrift()), SkipExamples(PredictedLoss())
 BY_INTERVAL = DeferGradients(Interval())
@@ -188,23 +188,23 @@ def test_max_auc_loss_and_estimates_require_losses():
 
 
 @pytest.mark.parametrize(
-    ("settings", "begins", "mode", "may_skip"),
+    ("settings", "start", "mode", "may_skip"),
     [
-        (engine_settings(), Begins(0.5, 1), "none", False),
-        (engine_settings("defer_gradients"), Begins(0.5, 1), "none", False),
-        (engine_settings("skip_examples"), Begins(0.5, 0), "none", False),
-        (engine_settings("skip_examples"), Begins(0.5, 1), "drift", True),
-        (engine_settings("skip_examples"), Begins(0.0, 1), "drift", False),
-        (engine_settings("skip_examples", dry_run=True), Begins(0.5, 1), "drift", False),
-        (engine_settings("mask_gradients"), Begins(0.5, 1), "drift", False),
-        (engine_settings("mask_gradients", "skip_examples"), Begins(0.5, 1), "drift", True),
-        (engine_settings(random_fractions=(0.3,)), Begins(0.0, 1), "random", True),
-        (EngineSettings(BY_LOSS), Begins(0.5, 1), "none", False),
+        (engine_settings(), WindowStart(0.5, 1), "none", False),
+        (engine_settings("defer_gradients"), WindowStart(0.5, 1), "none", False),
+        (engine_settings("skip_examples"), WindowStart(0.5, 0), "none", False),
+        (engine_settings("skip_examples"), WindowStart(0.5, 1), "drift", True),
+        (engine_settings("skip_examples"), WindowStart(0.0, 1), "drift", False),
+        (engine_settings("skip_examples", dry_run=True), WindowStart(0.5, 1), "drift", False),
+        (engine_settings("mask_gradients"), WindowStart(0.5, 1), "drift", False),
+        (engine_settings("mask_gradients", "skip_examples"), WindowStart(0.5, 1), "drift", True),
+        (engine_settings(random_fractions=(0.3,)), WindowStart(0.0, 1), "random", True),
+        (EngineSettings(BY_LOSS), WindowStart(0.5, 1), "none", False),
     ],
 )
-def test_classifier_settings_follow_policies(settings, begins, mode, may_skip):
+def test_classifier_settings_follow_policies(settings, start, mode, may_skip):
     states = {type(policy).__name__: policy.initial_state() for policy in settings.policies}
-    rule, found = settings.classifier_settings(states, begins)
+    rule, found = settings.classifier_settings(states, start)
     assert (rule["mode"], found) == (mode, may_skip)
 
 

@@ -125,7 +125,7 @@ def test_end_window_waits_for_batch_in_progress():
     for made in (2, 3, 4):
         next(batches)
         assert slipstream.end_window().examples_seen == BATCH_SIZE * (2 if made == 2 else 1)
-    slipstream.settle()
+    slipstream.wait_until_idle()
     assert slipstream.end_window().examples_seen == 0
 
 
@@ -416,7 +416,7 @@ def test_two_layers_equal_one_layer(policies):
         assert before.threshold == after.threshold
         assert [t.rows for t in before.tables] == [t.rows for t in after.tables]
         assert before.examples_skipped == after.examples_skipped
-    assert not two.report().why_nothing()
+    assert not two.report().no_savings_reason()
     for name, contents in of_one.items():
         for part in ("keys", "rows"):
             np.testing.assert_array_equal(contents[part], of_two[name][part])

@@ -19,7 +19,7 @@ from slipstream_tf.policies import (
     PredictedLoss,
     SkipExamples,
 )
-from slipstream_tf.policies.base import Begins, Policy
+from slipstream_tf.policies.base import Policy, WindowStart
 
 CLASSES = tuple(
     value
@@ -125,10 +125,12 @@ def test_fractions_follow_policies():
 def test_skip_examples_stores_threshold_of_score():
     policy = SkipExamples(PredictedLoss(min_keep_probability=0.1), fraction=0.5)
     state = policy.initial_state()
-    assert policy.classifier_settings(state, Begins(0.5, 1))["mode"] == "none", "nothing is known"
+    assert policy.classifier_settings(state, WindowStart(0.5, 1))["mode"] == "none", (
+        "nothing is known"
+    )
     losses = np.array([0.4, 0.1, 0.2, 0.3], np.float32)
     state = policy.next_state(state, losses, fraction=0.5)
-    rule = policy.classifier_settings(state, Begins(0.5, 2))
+    rule = policy.classifier_settings(state, WindowStart(0.5, 2))
     assert (rule["mode"], rule["keep_rate"]) == ("predicted_loss", 0.1)
     assert rule["threshold"] == state["predicted_loss_threshold"] > 0.0
     assert SkipExamples(RowDrift()).next_state({}, None, 0.5) == {}
@@ -137,7 +139,7 @@ def test_skip_examples_stores_threshold_of_score():
 def test_random_skip_fractions_start_after_warmup():
     policy = SkipAtRandom((0.5, 0.25))
     found = [
-        policy.classifier_settings({}, Begins(0.0, window))["random_fraction"]
+        policy.classifier_settings({}, WindowStart(0.0, window))["random_fraction"]
         for window in (1, 2, 9)
     ]
     assert found == [0.5, 0.25, 0.25]
@@ -164,4 +166,4 @@ def test_score_json_round_trip():
 def test_row_drift_uses_threshold_of_keys():
     drift = RowDrift()
     assert drift.initial_state() == {}
-    assert drift.classifier_settings({}, Begins(0.5, 1)) == {"mode": "drift", "threshold": 0.5}
+    assert drift.classifier_settings({}, WindowStart(0.5, 1)) == {"mode": "drift", "threshold": 0.5}

@@ -65,7 +65,7 @@ def test_no_element_is_produced_before_preceding_window_ends(count, window, pull
     ahead.begin_window(window, pulled)
     in_window = pulled
     for number, _ in enumerate(ahead.read(noted.dataset), 1):
-        ahead.settle()
+        ahead.wait_until_idle()
         in_window += 1
         is_last = 0 < window <= in_window
         assert noted.made.numpy() == min(number if is_last else number + 1, count)
@@ -100,13 +100,13 @@ def test_checkpoint_contains_produced_element(settles, tmp_path):
     for _ in range(3):
         next(elements)
     if settles:
-        ahead.settle()
+        ahead.wait_until_idle()
     path = tf.train.Checkpoint(elements=elements).save(str(tmp_path / "saved"))
     assert noted.made.numpy() == 4
     assert numbers_of(elements) == [3, 4, 5, 6, 7]
     again = iter(ahead.read(noted.dataset))
     next(again)
-    ahead.settle()
+    ahead.wait_until_idle()
     noted.made.assign(4)
     tf.train.Checkpoint(elements=again).restore(path).assert_consumed()
     restored = list(again)
@@ -135,7 +135,7 @@ def test_error_is_raised_at_its_element():
     )
     elements = iter(ahead.read(dataset))
     assert [float(next(elements)) for _ in range(2)] == [0.5, 1.0]
-    ahead.settle()
+    ahead.wait_until_idle()
     with pytest.raises(tf.errors.InvalidArgumentError, match="no number"):
         next(elements)
     assert float(next(elements)) == -1.0
@@ -154,7 +154,7 @@ def test_deleted_iterator_finishes_element_in_progress():
     dataset = dataset.map(lambda n: tf.numpy_function(make, [n], tf.int64))
     for _ in range(5):
         next(iter(ahead.read(dataset)))
-    ahead.settle()
+    ahead.wait_until_idle()
     made = len(begun)
     time.sleep(0.2)
     assert set(begun) <= {0, 1}
@@ -183,9 +183,11 @@ def test_settle_ends_when_step_is_cancelled():
     ahead = LookAhead()
     stalled = StallingReader(ahead)
     manager = cancellation.CancellationManager()
-    settle = manager.get_cancelable_function(tf.function(ahead.settle).get_concrete_function())
+    wait_until_idle = manager.get_cancelable_function(
+        tf.function(ahead.wait_until_idle).get_concrete_function()
+    )
     with futures.ThreadPoolExecutor() as pool:
-        settling = pool.submit(settle)
+        settling = pool.submit(wait_until_idle)
         try:
             with pytest.raises(futures.TimeoutError):
                 settling.result(0.1)
@@ -195,14 +197,14 @@ def test_settle_ends_when_step_is_cancelled():
         finally:
             stalled.goes_on.set()
     assert int(next(stalled.elements)) == 1, "the reader goes on"
-    ahead.settle()
+    ahead.wait_until_idle()
 
 
 def test_settle_ends_when_awaited_reader_ends():
     ahead = LookAhead()
     stalled = StallingReader(ahead)
     with futures.ThreadPoolExecutor() as pool:
-        settling = pool.submit(ahead.settle)
+        settling = pool.submit(ahead.wait_until_idle)
         try:
             with pytest.raises(futures.TimeoutError):
                 settling.result(0.1)
@@ -217,7 +219,7 @@ def test_multiple_iterators_share_look_ahead():
     one, other = CountingDataset(4), CountingDataset(4)
     both = [iter(ahead.read(noted.dataset)) for noted in (one, other)]
     next(both[0]), next(both[1])
-    ahead.settle()
+    ahead.wait_until_idle()
     assert (one.made.numpy(), other.made.numpy()) == (2, 2)
 
 

@@ -236,7 +236,7 @@ def test_report_states_savings_of_policies(policies, settings, parts, absent):
     for part in parts:
         assert part in words
     assert absent not in words
-    assert words.endswith("Window ends took 1.00 s.") and report.why_nothing() == ""
+    assert words.endswith("Window ends took 1.00 s.") and report.no_savings_reason() == ""
 
 
 def test_dry_run_report_states_hypothetical_savings():
@@ -290,9 +290,9 @@ SEEN = {"examples_seen": 1000, "saturated_keys": 0}
 )  # fmt: skip
 def test_report_gives_reason_if_nothing_was_saved(policies, settings, windows, values, reason):
     report = report_of(engine_settings(*policies, **settings), *windows, **values)
-    assert report.why_nothing().startswith("Nothing was saved: ")
-    assert reason in report.why_nothing() and reason in str(report)
-    assert report.to_dict()["why_nothing"] == report.why_nothing()
+    assert report.no_savings_reason().startswith("Nothing was saved: ")
+    assert reason in report.no_savings_reason() and reason in str(report)
+    assert report.to_dict()["no_savings_reason"] == report.no_savings_reason()
 
 
 @pytest.mark.parametrize(
@@ -305,12 +305,12 @@ def test_report_gives_reason_if_nothing_was_saved(policies, settings, windows, v
 )
 def test_report_gives_no_reason_if_examples_were_saved(found):
     report = report_of(engine_settings("skip_examples"), window(0), window(1, **found))
-    assert report.why_nothing() == ""
+    assert report.no_savings_reason() == ""
 
 
 def test_report_without_policies_gives_no_reason():
-    assert report_of(engine_settings(), window(0)).why_nothing() == ""
-    assert report_of(engine_settings()).why_nothing() == "No window has ended yet."
+    assert report_of(engine_settings(), window(0)).no_savings_reason() == ""
+    assert report_of(engine_settings()).no_savings_reason() == "No window has ended yet."
 
 
 def test_report_converts_to_json():
