@@ -82,7 +82,7 @@ CLASSES: Mapping[str, Mapping[str, str]] = {
         "of dropping examples.",
     },
     "SkipAtRandom": {
-        "shares": "Only for control runs.",
+        "fractions": "Only for control runs.",
     },
     "Table": {
         "name": "Always. Each table needs a unique name.",
@@ -207,14 +207,14 @@ FLAGS: Mapping[str, str] = {
 
 # Flag -> the setting that it sets.
 FLAGS_OF_SETTINGS: Mapping[str, str] = {
-    "skip_score": "SkipExamples.by",
+    "skip_score": "SkipExamples.score",
     "skip_fraction": "SkipExamples.fraction",
-    "skip_keep_rate": "SkipExamples.keep",
+    "skip_keep_rate": "SkipExamples.keep_rate",
     "pilot": "PredictedLoss.pilot",
     "skip_alpha": "RowDrift.alpha",
     "defer_movement": "Movement.distance",
     "defer_max_age": "Movement.max_age",
-    "mask_fraction": "MaskGradients.share",
+    "mask_fraction": "MaskGradients.fraction",
     "window_steps": "Window.steps",
     "warmup": "Window.warmup",
     "hot_set_memory": "HotSet.memory",
