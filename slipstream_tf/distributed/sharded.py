@@ -345,7 +345,7 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         for index, (table, handle) in enumerate(zip(self.tables, self._handles, strict=True)):
             if table.storage.spill is not None:
                 keys = tf.boolean_mask(request.keys, table_of_key == index)
-                table_ops.prefetch_keys(handle, keys)
+                table_ops.prefetch_rows(handle, keys)
         return request
 
     def exchange_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:

@@ -310,7 +310,7 @@ def spill_statistics(handle: tf.Tensor) -> SpillStatistics:
     return SpillStatistics(*(int(v) for v in values))
 
 
-def prefetch_keys(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
+def prefetch_rows(handle: tf.Tensor, keys: Any) -> tf.Operation | None:
     """Starts to read the rows of keys int64 [n] from disk.
 
     The call does not wait for the rows. It has no effect on a table with all rows in memory.

@@ -82,7 +82,7 @@ class SparseOptimizer:
         require_choice("decay", self.decay, DECAYS, place)
         if self.decay == "all" and self.l2 is None and self.weight_decay is None:
             place += " without `l2` and `weight_decay`"
-            raise invalid("decay", "all", place, "'batch'. Pass one of these arguments with 'all'")
+            raise invalid("decay", "all", place, "'batch'. Pass `l2` or `weight_decay` with 'all'")
 
     @property
     def follows(self) -> bool:

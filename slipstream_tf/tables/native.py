@@ -178,7 +178,7 @@ class NativeStore(EmbeddingStore):
             keys = [packed.of(i)[0] for i, spec in specs if spec.table == table.name]
             if keys:
                 flat = [tf.reshape(part, [-1]) for part in keys]
-                table_ops.prefetch_keys(
+                table_ops.prefetch_rows(
                     handle, tf.concat(flat, axis=0) if len(flat) > 1 else flat[0]
                 )
 
