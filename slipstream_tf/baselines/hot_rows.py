@@ -118,11 +118,13 @@ class Hotline(_Mixin):
     """
 
     def train_step(self, data: Any) -> Any:
-        """Runs one training step.
+        """Trains on one batch, computed in two parts.
+
+        The first part has the popular examples and the second part the others; see the class.
 
         Args:
-            data: `(features, label)` or `(features, label, sample_weight)`, where "keys" of the
-                features is a key matrix.
+            data: `(features, label)` or `(features, label, sample_weight)`, where
+                `features["keys"]` is integers [batch, tables], with -1 for padding.
 
         Returns:
             The metrics by name.

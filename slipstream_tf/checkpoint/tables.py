@@ -112,7 +112,8 @@ class SavedTable:
             require_rank(earlier, found[-1], rank)
             self._require_meta(earlier, found[-1])
             if "contents" not in found[-1].groups:
-                raise CheckpointError(earlier, "group 'contents' is missing")
+                problem = "the file is damaged or incomplete: its rows "
+                raise CheckpointError(earlier, f"{problem}(group 'contents') are missing")
         return found
 
     def _require_meta(self, path: Path, file: ArrayFile) -> None:
@@ -129,7 +130,8 @@ class SavedTable:
         """Raises CheckpointError unless a group, if present, has columns of valid dtypes."""
         if group not in file.groups:
             if group == "pending":
-                raise CheckpointError(path, f"group {group!r} is missing")
+                problem = "the file is damaged or incomplete: its deferred gradients "
+                raise CheckpointError(path, f"{problem}(group {group!r}) are missing")
             return
         widths, found = self._widths, file.groups[group].columns
         for name, kind in KINDS[group].items():

@@ -201,7 +201,10 @@ class NameList(_Parser):
 
 
 class Size(_Parser):
-    """Parses a number of bytes, or a text such as 256MB."""
+    """Parses a number of bytes above 0, or a text such as 256MB.
+
+    KB, MB, GB and TB are powers of 1,000; KiB, MiB, GiB and TiB are powers of 1,024.
+    """
 
     allowed = "a number of bytes above 0, or a size such as 256MB or 1.5GiB"
     brief = "bytes, e.g. 256MB"

@@ -29,29 +29,32 @@ _ALL = BlocksLeft()
 class TrainingInputs:
     """Provides the training batches of a rank over all epochs.
 
-    Batch i of the data goes to rank i % size. A step of the job therefore trains `comm.size`
-    consecutive batches.
+    The data of all epochs is divided into blocks of equal size, and block i goes to rank
+    i % `comm.size`. If the engine drops examples, a block has `settings.read_batch_size` examples,
+    and each rank regroups the kept examples into batches of `settings.batch_size`. Otherwise a
+    block is a batch, and a step of the job trains `comm.size` consecutive blocks.
 
     Args:
         settings: The settings of the run.
-        dataset: A pass over the training part, in batches of any size. The same on all ranks.
+        dataset: One epoch of training examples, `(features, label)`, in batches of any size. The
+            same on all ranks.
         comm: The communicator of the job.
         embeddings: The embedding layer. Tables on disk start to load the rows of each batch before
             the batch is trained.
         slipstream: The engine, which may drop examples, or None.
         hot_keys: Result of `profile_hot_keys`. If given, hot and cold examples are in separate
             batches.
-        left: Blocks of the data that are not trained yet. A block has `read_batch_size` examples if
-            the engine drops examples, otherwise `batch_size`.
+        left: The numbers of the blocks that no rank has trained on. Defaults to all blocks.
 
     Attributes:
         dataset: The batches of this rank.
-        read: Number of examples read so far for all ranks, int64 variable on the CPU.
-        seen: Number of examples that this rank received so far, int64 variable on the CPU.
-        pulled: Value of `seen` when the current batch was ready, int64 variable on the CPU. It
-            excludes examples that are prepared ahead for later steps.
-        counts_as_read: Whether progress is counted in read blocks instead of trained steps. True if
-            the engine drops examples, because a step then consumes a variable number of examples.
+        read: Number of examples read so far, for all ranks, int64 variable on the CPU.
+        seen: Number of these examples in blocks of this rank, int64 variable on the CPU. Examples
+            that the engine drops are included.
+        pulled: Value of `seen` for the batch that a step last received, int64 variable on the CPU.
+            Unlike `seen`, it excludes examples that are prepared ahead for later steps.
+        counts_as_read: Whether `taken` counts blocks that were read instead of trained steps. True
+            if the engine drops examples, because the number of blocks per step then varies.
     """
 
     def __init__(

@@ -94,7 +94,11 @@ def make_flags() -> FlagSet:
 
 
 def main(values: dict[str, Any], given: frozenset[str]) -> None:
-    """Prepares the data and prints its statistics.
+    """Converts the input files to Parquet shards and prints statistics.
+
+    Args:
+        values: Flag values by flag name, and the list of input files under "DATA".
+        given: Names of the flags on the command line; not used.
 
     Raises:
         UsageError: If a flag or a file is invalid.

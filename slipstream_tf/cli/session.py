@@ -99,11 +99,14 @@ class Trainer:
         self._hot_keys: list[Any] | None = None
 
     def open(self) -> None:
-        """Sets the seed, compares ranks, and finds a baseline's hot keys.
+        """Sets the seed, checks that all ranks agree, and finds hot keys.
+
+        Only the baselines (a `schedule` other than "plain") need hot keys, the most accessed keys.
 
         Raises:
-            UsageError, AgreedError: If flags or data differ between ranks or from the run to
-                resume, or if the schedule of a baseline does not support the data.
+            UsageError: If flags or data of the ranks differ from each other or from the checkpoint
+                to resume, or if a baseline cannot train on the data: it needs a key matrix.
+            AgreedError: The same, on all ranks, if there are multiple ranks.
         """
         settings, comm = self._settings, self._comm
         # The seed differs per rank so that each rank has different dropout masks. The initial
@@ -134,7 +137,8 @@ class Trainer:
         """Creates the tables, the model, the engine and the training batches.
 
         Raises:
-            UsageError, AgreedError: If the settings do not fit together or do not fit the data.
+            UsageError: If the settings do not fit together or do not fit the data.
+            AgreedError: The same, on all ranks, if there are multiple ranks.
         """
         settings, comm, spec = self._settings, self._comm, self._parts.train.spec
         steps = self._planned_steps

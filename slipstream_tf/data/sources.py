@@ -128,11 +128,14 @@ class Source:
         raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:
-        """Parses a block. Multiple threads may call it concurrently."""
+        """Returns a block's examples and the errors of its malformed rows.
+
+        Multiple threads may call it concurrently.
+        """
         raise NotImplementedError
 
     def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """Returns masks of the rows of a block by part.
+        """Returns masks of the rows of a block by part, for example "train".
 
         A mask is bool [rows of the block] and covers malformed rows, too.
         """

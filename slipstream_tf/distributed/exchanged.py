@@ -135,10 +135,11 @@ class ExchangedStore(CollectingStore, NativeStore):
         return self._collect(plan, gradients, passes_non_finite=True)
 
     def exchange_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:
-        """Exchanges collected gradient rows; a collective.
+        """Exchanges gradient rows from `collect_gradients` between ranks; a collective.
 
-        See `NativeStore.exchange_collected`. In sharded tables, a rank receives the rows that it
-        owns.
+        With sharded tables, a rank receives the gradient rows of the keys that it owns, from all
+        ranks. With replicated tables, it receives all gradient rows of all ranks. See
+        `NativeStore.exchange_collected`.
         """
         if self.comm.size == 1:
             return rows

@@ -250,7 +250,10 @@ def _sum_of(name: str, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Sums over windows: examples, gradient rows, bytes and seconds.
+    """Sums of window reports: examples, gradient rows, bytes and seconds.
+
+    `bytes_offered` and `bytes_sent` are sizes of gradient rows; `traffic` is all bytes that ranks
+    sent.
 
     Attributes:
         reports: The reports of the windows, in order.

@@ -358,13 +358,14 @@ def plan_fraction(
 ) -> Steering:
     """Finds the fraction of examples to skip within an AUC bound.
 
-    At the end of training, S effective examples of N planned examples may be missing, where b *
-    ln(N / (N - S)) equals `max_auc_loss`. It follows that S = N * (1 - exp(-max_auc_loss / b)),
-    which is limited to `MAX_MISSING` * N. The slope b is `LearningCurve.bound` times
-    `MODEL_MARGIN`. The part of S that earlier windows did not use is spread evenly over the
-    remaining examples. Call this function at the end of each window: the bound of the slope becomes
-    tighter, the value changes, and the plan corrects for earlier windows that skipped too many or
-    too few examples.
+    Each skipped example counts with its value relative to an average example (`relative_value`). S
+    is the maximum sum of these values in the whole training. With N = `planned_inputs`, S solves
+    b * ln(N / (N - S)) = `max_auc_loss`, therefore S = N * (1 - exp(-max_auc_loss / b)), at most
+    `MAX_MISSING` * N. The slope b is `LearningCurve.bound` times `MODEL_MARGIN`. The part of S that
+    earlier windows did not use is spread evenly over the remaining examples.
+
+    Call this function at the end of each window. The new plan uses the latest slope and value, and
+    it corrects for earlier windows that skipped too many or too few examples.
 
     Args:
         curve: Progressive AUC so far. The module docstring states which examples it must cover.
@@ -372,13 +373,13 @@ def plan_fraction(
             epochs.
         trained: Number of examples trained so far.
         skipped: Number of examples skipped so far.
-        skipped_effective: The same number, where each example counts with its value at that time.
+        skipped_effective: Sum of the values of these examples, each estimated when it was skipped.
         value: Value of the examples to be skipped next, from `relative_value`, above 0.
         max_auc_loss: Maximum AUC loss of skipping in total, above 0.
 
     Returns:
-        The plan. Its `fraction` is a fraction of all examples, not only of the hot examples. The
-        fraction is 0 if there are too few windows to fit a slope.
+        The plan. Note: its `fraction` is a fraction of all remaining examples, not of the hot
+        examples as in other `Steering` objects. It is 0 with too few windows to fit a slope.
     """
     fit = fit_learning_curve(curve)
     if fit is None:

@@ -182,10 +182,13 @@ class Slipstream(tf.train.experimental.PythonState):
     ) -> tf.data.Dataset:
         """Drops skippable examples from training data and refills the batches.
 
-        While one batch trains, another thread reads, classifies and refills the next batch, but not
-        before the current window ends. Therefore the decisions are the same as without the thread.
-        Put `apply` last, because a later `.prefetch(n)` delays every new threshold by n batches.
-        Evaluate on data without `apply`.
+        Refilling regroups the kept examples, in order, into batches of `batch_size`. While one
+        batch trains, another thread prepares the next batch. Only the first batch of a window waits
+        until the previous window has ended, because its examples are classified with the new
+        threshold. Therefore the decisions are the same as without the thread. Put `apply` last,
+        because a later `.prefetch(n)` delays every new threshold by n batches.
+
+        Use `apply` for training data only, not for evaluation.
 
         A pass that skips examples ends before the number of batches that `cardinality` reports,
         which is the maximum, so that Keras does not cut an epoch short. If the length of the data
@@ -207,8 +210,9 @@ class Slipstream(tf.train.experimental.PythonState):
         `PredictedLoss` requires labels. Read the data in batches larger than `batch_size` then,
         because only a part of each batch is kept.
 
-        A dry run that needs neither losses nor `PredictedLoss` classifies only a random subset of
-        the batches of a long window, at least 1 in 16.
+        A dry run (`Slipstream(dry_run=...)`) drops nothing. Without `max_auc_loss`,
+        `DryRun(estimates_cost=True)` and `PredictedLoss`, it saves time: it classifies only a
+        random subset of the batches of a long window, at least 1 in 16.
 
         With multiple ranks, all ranks must call it. `dataset` contains the examples of this rank.
         If a rank has fewer examples, empty batches follow (`distributed.pad_to_equal_steps`).
@@ -218,7 +222,7 @@ class Slipstream(tf.train.experimental.PythonState):
         >>> layer = slip.keras.EmbeddingCollection([slip.Table("item", 4)])
         >>> slipstream = slip.Slipstream(layer, slip.SkipExamples(slip.RowDrift(), fraction=0.5))
         >>> data = tf.data.Dataset.from_tensor_slices(({"item": [3, 5, 8, 1]}, [0, 1, 0, 0]))
-        >>> [len(label) for _, label in slipstream.apply(data.batch(2))]
+        >>> [len(label) for _, label in slipstream.apply(data.batch(2))]  # Window 0 drops none.
         [2, 2]
 
         Args:
@@ -234,9 +238,9 @@ class Slipstream(tf.train.experimental.PythonState):
             ahead: Whether to prepare one batch ahead. Pass False if reading `dataset` computes
                 predictions or reports the position in training. If an iteration ends early, one
                 batch has been read and classified but not trained.
-            class_weight: Dictionary from class to weight, as in `fit`. It is needed if `fit` of a
-                plain Keras model cannot accept one, because Keras does not combine `class_weight`
-                with sample weights and would fetch batches ahead of the windows.
+            class_weight: Dictionary from class to weight, as in `fit`. For a plain `keras.Model`,
+                pass it here instead of to `fit`: Keras does not combine it with sample weights, and
+                it would prefetch batches, which are then classified with an old threshold.
                 `slip.keras.Model.fit` forwards its `class_weight` to this argument.
 
         Returns:

@@ -85,10 +85,10 @@ def pair_order(count: int) -> list[tuple[int, int]]:
 
 
 def sum_of_dots(vectors: tf.Tensor) -> tf.Tensor:
-    """Sums the dot products of all pairs of different vectors.
+    """Sums the dot products of all pairs of an example's vectors.
 
-    The sum equals half of the square of the sum minus the sum of the squares (Rendle,
-    "Factorization machines", ICDM 2010, lemma 3.1), so that no pair is computed.
+    The result equals (|v_1 + ... + v_n|^2 - (|v_1|^2 + ... + |v_n|^2)) / 2 (Rendle, "Factorization
+    machines", ICDM 2010, lemma 3.1), which takes time linear in n.
 
     Args:
         vectors: Tensor of shape [batch, n, dim].

@@ -131,13 +131,15 @@ def deferred_row_bytes(dim: int) -> int:
 
 
 def set_policy(handle: tf.Tensor, policy: UpdatePolicy) -> None:
-    """Sets the policy of a table.
+    """Sets the policy of a table, from its next update on.
 
-    Sums that were deferred with an incompatible policy (`UpdatePolicy.keeps_sums_of`) are applied
-    first.
+    If the mode, trigger, `ranks`, `is_shadow` or `is_exchanged` changes, all deferred sums are
+    applied first, or dropped if the current policy has `is_shadow`.
 
     Raises:
-        tf.errors.FailedPreconditionError: There are such sums, but they must be exchanged.
+        tf.errors.FailedPreconditionError: The sums cannot be applied, because the current policy
+            has `is_exchanged` (call `ops.exchange.collect_deferred` first), or because no update
+            has set a learning rate (update the table first).
     """
     settings = dataclasses.asdict(policy)  # the fields are named like the op's arguments
     _loader.library().slipstream_table_set_policy(handle=handle, **settings)

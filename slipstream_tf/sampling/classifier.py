@@ -187,7 +187,10 @@ def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
-    """Returns the keys of an element without `get_keys`; see `skip_inputs`.
+    """Returns the keys of an element if the user passes no `get_keys`.
+
+    The features are the first component of `element`. Their entry `"keys"` is returned if no spec
+    has this name, otherwise the entries named in `specs`; a single tensor is returned as the keys.
 
     Raises:
         ValueError: If the features are a tuple or list, or a feature is missing.

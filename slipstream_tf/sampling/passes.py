@@ -53,7 +53,7 @@ class Applied(tf.data.Dataset):
 
     @property
     def element_spec(self) -> Any:
-        """Returns the structure and types of an element."""
+        """Returns a batch's nested structure of `tf.TypeSpec` (dtypes and shapes)."""
         return self._dataset.element_spec
 
     def __iter__(self) -> Any:

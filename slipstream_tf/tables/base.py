@@ -485,9 +485,10 @@ class EmbeddingStore(SavedStore):
 
     @property
     def learning_rate(self) -> tf.Variable | None:
-        """The rate variable that all tables share, or None if they differ.
+        """The learning rate variable that all tables share, a scalar, or None.
 
-        It holds the rate before the factor of the followed optimizer is applied.
+        None if the tables have different rates or a schedule. The variable excludes the factor by
+        which rates follow the dense layers' optimizer (`Rates.follow`).
         """
         return self.rates.shared
 

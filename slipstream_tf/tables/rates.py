@@ -62,9 +62,10 @@ class Rates:
 
     @property
     def shared(self) -> tf.Variable | None:
-        """The rate variable that all tables share, or None if they differ.
+        """The learning rate variable that all tables share, a scalar, or None.
 
-        It holds the rate before the factor of the followed optimizer is applied.
+        None if the tables have different rates or a schedule. The variable holds the rate before
+        multiplication by `dense rate / reference` (see `follow`).
         """
         first = self._sources[0]
         is_one = all(source is first for source in self._sources)
@@ -138,17 +139,19 @@ class Rates:
         return float(tf.convert_to_tensor(self._rate(table, factor, ())))
 
     def assign(self, table: int, rate: Any) -> None:
-        """Sets the rate of a table, from the next update.
+        """Sets the learning rate of a table, from the next update.
 
-        Other tables without an `optimizer` setting share the rate and change with it.
+        All tables without an `optimizer` setting share one rate: if this table is one of them, the
+        rates of the others change too.
 
         Args:
             table: Index of the table.
-            rate: The rate of the next update. If the table follows a dense rate, this is the rate
-                after multiplication by the current factor.
+            rate: The rate of the next update, finite and at least 0. If the table follows the dense
+                layers' optimizer, this is the rate after multiplication by `dense rate / reference`
+                (see `follow`).
 
         Raises:
-            ValueError: The table has a schedule, or the rate is invalid.
+            ValueError: The table has a schedule, or the rate is negative or not finite.
         """
         source = self._sources[table]
         if _compat.is_schedule(source):
@@ -193,8 +196,8 @@ class Rates:
         """Returns the rates to save in a checkpoint.
 
         Returns:
-            "learning_rate": float32, a scalar for all tables or [tables], before the factor of the
-                followed optimizer. The current value for schedules.
+            "learning_rate": float32, a scalar for all tables or [tables], before multiplication by
+                `dense rate / reference` (see `follow`). The current value for schedules.
             "followed_rate": float32 scalar, the reference; only if the rates follow an optimizer.
         """
         if self.shared is not None:

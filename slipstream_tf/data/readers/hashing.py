@@ -102,10 +102,11 @@ def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         # Arrow's integer parser accepts other characters too, for example a hexadecimal prefix.
         text = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         if lengths.max(initial=0) > _SURE_DIGITS or not _IS_OF_INTEGER.take(text).all():
-            raise pa.ArrowInvalid("a value is not a plain integer")
+            # Caught below, so that users never see this message.
+            raise pa.ArrowInvalid("Invalid value. Expected digits with an optional minus sign.")
         return _integers(values, is_blank), ~is_blank
     except pa.ArrowInvalid:
-        # At least one value is not a plain integer. The others still use the fast parser.
+        # At least one value is no integer or is too long. The others still use the fast parser.
         is_integer = pc.match_substring_regex(values, "^-?[0-9]{1,17}$")
         is_parsed = is_integer.to_numpy(zero_copy_only=False)
         return _integers(values, ~is_parsed), is_parsed

@@ -178,7 +178,10 @@ def _draw_bars(axes: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
 
 
 def absences(panel: Panel) -> list[str]:
-    """Returns sentences about runs without a curve, and other notes."""
+    """Returns a sentence that names runs without data, and the panel's notes.
+
+    Each note is about one run, for example that a single process sends no bytes.
+    """
     missing = [f"Not recorded by {', '.join(panel.missing)}."] if panel.missing else []
     return [*missing, *panel.notes]
 
