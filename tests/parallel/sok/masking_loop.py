@@ -131,7 +131,7 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     native, reference = native_of(rule, mode)
     is_graph = mode in ("graph", "defer", "movement", "estimated")
     step = tf.function(loop.step, reduce_retracing=True) if is_graph else loop.step
-    withheld = 0
+    filtered = 0
     for keys, targets in batches(comm.size):
         if is_static:
             keys %= 2 * KEYS
@@ -151,7 +151,7 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
             np.testing.assert_array_equal(found.keys, wanted.keys)
             np.testing.assert_array_equal(found.states, wanted.states)
             mine, theirs = report.tables[0].rows, expected.tables[0].rows
-            withheld += mine.masked + mine.deferred
+            filtered += mine.masked + mine.deferred
             assert (mine.masked, mine.offered) == (theirs.masked, theirs.offered)
             assert (mine.deferred, mine.due_by_age) == (theirs.deferred, theirs.due_by_age)
             assert mine.due_by_movement == theirs.due_by_movement
@@ -163,8 +163,8 @@ def compare(comm, kind: str, rule: str, lookup: str, mode: str) -> None:
     seen = np.unique(native.export_table("t")["keys"])
     rows = loop.rows(tf.constant(seen)).numpy()
     np.testing.assert_allclose(rows, native.gather("t", seen)[0].numpy(), rtol=1e-4, atol=1e-5)
-    assert withheld > 0
-    print(kind, rule, lookup, mode, withheld, "rows masked or deferred")
+    assert filtered > 0
+    print(kind, rule, lookup, mode, filtered, "rows masked or deferred")
 
 
 def main() -> None:
