@@ -77,7 +77,7 @@ struct Float16Rounding {
   static SLIPSTREAM_ALWAYS_INLINE Bits16 Min(Bits16 a, uint32_t b) {
     return a < b ? a : b + Bits16{};
   }
-  // Returns value >= least as a mask.
+  // Returns value >= minimum as a mask: all bits set if true.
   static SLIPSTREAM_ALWAYS_INLINE uint32_t AtLeast(uint32_t value, uint32_t minimum) {
     return 0u - static_cast<uint32_t>(value >= minimum);
   }

@@ -7,20 +7,22 @@
 namespace slipstream {
 
 // Encoding of the values of a row. float32, bfloat16 and float16 store the nearest value. int8
-// stores multiples of a 127th of the row's largest magnitude, after a float32 scale.
+// stores a float32 scale, which is a 127th of the row's largest magnitude unless this is extremely
+// small or large, and then one byte per value: the number by which the scale is multiplied.
 enum class RowDtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 constexpr int kRowDtypes = 4;
 
-// Rounding of int8 values. kByChance rounds stochastically with a hash of the key and the values:
-// over different rows the mean error is 0, and equal rows have equal encodings.
+// Rounding of int8 values. kByChance rounds up or down by a hash of the key and the values, which
+// acts as a random number: the same row of the same key always has the same encoding, but errors
+// average to 0 over different rows.
 enum class RowRounding { kNearest, kByChance };
 
 // Bytes of an encoded row with `dim` values; 0 if dim is 0.
 int64_t EncodedBytes(RowDtype dtype, int64_t dim);
 
-// Encode and decode rows. keys: [n], used by kByChance, or null. values: [n, dim]. out and encoded:
-// n * EncodedBytes(dtype, dim) bytes. An int8 row with a value that is not finite is decoded as
-// NaN.
+// Encode and decode rows. keys: [n]; must not be null for kInt8 with kByChance, ignored otherwise.
+// values: [n, dim]. out and encoded: n * EncodedBytes(dtype, dim) bytes. If a value of an int8 row
+// is not finite, all values of the row are decoded as NaN.
 void EncodeRows(const float* values, const int64_t* keys, int64_t n, int64_t dim, RowDtype dtype,
                 RowRounding rounding, uint8_t* out);
 void DecodeRows(const uint8_t* encoded, int64_t n, int64_t dim, RowDtype dtype, float* values);

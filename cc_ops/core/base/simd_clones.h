@@ -1,4 +1,5 @@
-// Compiles functions for multiple instruction sets; the loader selects one for the processor.
+// Compiles functions for multiple instruction sets. The dynamic linker of the system selects
+// the variant for the processor.
 #ifndef SLIPSTREAM_CC_OPS_CORE_BASE_SIMD_CLONES_H_
 #define SLIPSTREAM_CC_OPS_CORE_BASE_SIMD_CLONES_H_
 
@@ -15,11 +16,11 @@
 // compiled for each of its instruction sets.
 #define SLIPSTREAM_ALWAYS_INLINE inline __attribute__((always_inline))
 
-// The same for a lambda in such a function.
+// The same as SLIPSTREAM_ALWAYS_INLINE, for a lambda. Write it after the parameters.
 #define SLIPSTREAM_LAMBDA_INLINE __attribute__((always_inline))
 
-// For functions that only prefetch. GCC treats such a function as one without effects and drops
-// calls that it has not inlined.
+// For functions that only prefetch. They must be inlined, because GCC removes calls to such a
+// function: it treats the function as one without effects.
 #define SLIPSTREAM_PREFETCHES inline __attribute__((always_inline))
 
 #endif  // SLIPSTREAM_CC_OPS_CORE_BASE_SIMD_CLONES_H_

@@ -1,4 +1,4 @@
-// Decides whether a gradient is applied, deferred or due.
+// Decides whether a gradient is applied at once or deferred, and when a deferred gradient is due.
 //
 // The same functions decide for tables, for TensorFlow variables and for variables of
 // SparseOperationKit (SOK), on the CPU and on a GPU. A gradient that may wait becomes the deferred
@@ -32,20 +32,20 @@ struct DeferralRule {
   SLIPSTREAM_HOST_DEVICE bool HasBudget(int64_t deferred) const { return deferred < max_rows; }
 };
 
-// Result for a gradient of this step, or for a deferred gradient. With the results up to
-// kOverBudget, the sum of the gradient and the deferred gradient of its key is applied or sent.
-// With kBegin and kStay it is deferred.
+// Result for the sum of the gradient of a key in this step and its deferred gradient, or for one of
+// them if the other is absent. The sum is applied or sent now, or it is deferred (kBegin, kStay).
+// IsDue relies on the order of the values.
 enum class Decision : uint8_t {
-  kApply,          // The rule defers no gradients, or the row is not saturated.
+  kApply,          // No gradients are deferred now (MayDefer), or the row is not saturated.
   kDueByMovement,  // The sum would move the row too far.
   kDueByAge,
-  kFlush,
+  kFlush,       // A flush; only for a key without a gradient in this step.
   kOverBudget,  // Would begin to be deferred, but the budget is used up.
-  kBegin,       // Begins to be deferred; the caller replaces it by kOverBudget without budget.
-  kStay,        // Is added to the deferred gradient of its key, which stays.
+  kBegin,       // Begins to be deferred; if no budget is left, the caller uses kOverBudget instead.
+  kStay,        // Stays deferred; replaces the deferred gradient of its key.
 };
 
-// Returns whether a gradient is applied or sent now.
+// Returns whether the sum is applied or sent now. It is also true for kApply.
 SLIPSTREAM_HOST_DEVICE inline bool IsDue(Decision decision) {
   return decision <= Decision::kOverBudget;
 }

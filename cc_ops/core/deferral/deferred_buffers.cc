@@ -24,7 +24,9 @@ Status AddDeferred(const DeferredBuffers& buffers, const int64_t* keys, const fl
     int64_t& row = rows.Probe({keys, keys[i]})->number;
     if (row != kNowhere) {
       return InvalidArgument("keys[" + std::to_string(row) + "] and keys[" + std::to_string(i) +
-                             "] are both " + std::to_string(keys[i]) + "; expected distinct keys");
+                             "] are both " + std::to_string(keys[i]) +
+                             " in the merged gradients of a step; expected distinct keys. Sum the "
+                             "gradients of each key first");
     }
     row = i;
   }

@@ -372,7 +372,9 @@ TEST(DeferredBuffersOnCpuTest, RejectsInvalidContents) {
   std::vector<float> sums(3);
   const Status added =
       AddDeferred(buffers, twice.data(), sums.data(), 3, indices.data(), sums.data());
-  EXPECT_EQ(added.message(), "keys[0] and keys[2] are both 5; expected distinct keys");
+  EXPECT_EQ(added.message(),
+            "keys[0] and keys[2] are both 5 in the merged gradients of a step; expected distinct "
+            "keys. Sum the gradients of each key first");
   const bool may_wait = true;
   const DeferralRule rule = {2, 9, 9, true, false, true};
   for (int64_t index : {-2, 1, 2}) {

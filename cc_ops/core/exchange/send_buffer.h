@@ -71,7 +71,7 @@ class SendBufferWriter {
   SendBufferWriter(const std::vector<EmbeddingTable*>& tables, int ranks, int tasks,
                    SendBuffer* buffer);
 
-  // Announces the maximum number of rows of a table that a task collects.
+  // Sets the maximum number of rows of a table that a task collects. Call it before Reserve.
   void Expect(int task, size_t table, int64_t rows);
   // Allocates memory for the expected rows. Returns the errors of `reserve`. Throws std::bad_alloc.
   Status Reserve(const ReserveRows& reserve);

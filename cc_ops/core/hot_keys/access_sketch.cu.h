@@ -12,8 +12,8 @@ namespace slipstream {
 
 // All launchers enqueue on `stream` and return immediately, without waiting for the device. All
 // pointers, including the counters of the sketch, are to device memory that the caller owns and
-// keeps until the stream has passed. Results equal the CPU's. The launch error is returned; runtime
-// errors appear when the caller synchronizes.
+// keeps until the stream has finished the work. Results equal the CPU's. The launch error is
+// returned; runtime errors appear when the caller synchronizes.
 
 // Same as DecayAccesses.
 cudaError_t LaunchDecayAccesses(cudaStream_t stream, const AccessSketch& sketch, uint64_t factor);

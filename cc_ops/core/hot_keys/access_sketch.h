@@ -1,9 +1,9 @@
 // A count-min sketch of accesses (Cormode and Muthukrishnan, 2005).
 //
 // It estimates the access counts of any number of keys in a fixed amount of memory. The counters
-// form kRows sketch rows (no embedding rows). Each key has one counter in each sketch row, which it
-// shares with other keys. The smallest of its counters is the estimate, which is never too low,
-// except for rounding when counts decay.
+// form a matrix with kRows rows (unrelated to embedding rows). Each key has one counter per row,
+// which it shares with other keys. The smallest of its counters is the estimate, which is never too
+// low, except for rounding when counts decay.
 //
 // This file reads and decays the counters. CountAccesses (hot_key_sketch.h) increments them.
 #ifndef SLIPSTREAM_CC_OPS_CORE_HOT_KEYS_ACCESS_SKETCH_H_
@@ -58,7 +58,7 @@ SLIPSTREAM_HOST_DEVICE inline int64_t Decayed(int64_t count, uint64_t factor) {
 }
 
 // Multiplies all counters by factor / kNoDecay, at most 1. Results are rounded down. Pass a large
-// `unit` to CountAccesses if fractions of an access must survive.
+// `unit` (the increment per access) to CountAccesses if fractions of an access must not be lost.
 void DecayAccesses(const AccessSketch& sketch, uint64_t factor);
 
 // Estimates the accesses of keys [n]. estimates: [n], owned by the caller.

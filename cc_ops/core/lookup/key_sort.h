@@ -14,17 +14,18 @@
 
 namespace slipstream {
 
-// Splits `cells` numbered items into one contiguous range per task.
+// The numbers from `begin` to below `end`.
 struct CellRange {
   int64_t begin, end;
 };
+// Splits the numbers below `cells` into one range per task and returns the range of `task`.
 inline CellRange CellsOf(int task, int tasks, int64_t cells) {
   return {cells * task / tasks, cells * (task + 1) / tasks};
 }
 
 // Numbers the output vectors (cells) of all features: feature f has the numbers from begin[f] to
-// below begin[f + 1]. A feature that is not pooled has one vector per key position, others have one
-// per example of the batch.
+// below begin[f + 1]. A feature has one vector per example. If it is not pooled, each of its key
+// positions is an example (FeatureView::ParseFeatures).
 struct Cells {
   explicit Cells(const std::vector<FeatureView>& features) {
     begin.push_back(0);
@@ -44,8 +45,9 @@ struct Cells {
   std::vector<int64_t> begin;
 };
 
-// Numbers the key positions of all features: position p of feature f is base[f] + p. A column of a
-// matrix is read with the stride of all columns, therefore its positions are divided by the stride.
+// Numbers the key positions of all features: position p of feature f is base[f] + p. For a dense
+// feature with one key per example, the number is base[f] + example instead, because the feature
+// can be a column of a matrix, whose positions are FeatureView::stride apart.
 struct Positions {
   explicit Positions(const std::vector<FeatureView>& features) {
     for (const FeatureView& f : features) {

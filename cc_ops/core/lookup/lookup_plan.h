@@ -1,17 +1,18 @@
 // The result of a lookup that the following update reuses.
 //
 // A lookup sorts the keys of a batch into buckets, one per table and shard, removes duplicates and
-// finds the rows. The plan keeps the distinct keys, their rows and their uses in this order. The
-// update therefore neither hashes nor sorts keys, and its threads work on different buckets without
-// locks.
+// finds the rows. The plan keeps the distinct keys, their rows and their uses (see Occurrence),
+// bucket by bucket. The update therefore neither hashes nor sorts keys, and its threads work on
+// different buckets without locks.
 //
 //   bucket b = table * kNumShards + shard
 //     distinct keys u in [unique_begin[b], unique_begin[b] + unique_count[b])
 //       unique_key[u], unique_row[u], unique_index[u]
-//       uses of u: from the end of the previous key (first key: unique_begin[b]) to uses_end[u]
+//       uses[i] for i from uses_end[u - 1] (first key: unique_begin[b]) to below uses_end[u]
 //
-// Row pointers are valid while RowStore::addresses() equals `generations`. Otherwise the update
-// finds the rows again.
+// Buckets have as many elements for distinct keys as for uses, therefore unique_begin[b] is also
+// the first use of a bucket. Row pointers are valid while RowStore::addresses() equals
+// `generations`. Otherwise the update finds the rows again.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 
@@ -32,7 +33,7 @@ struct Occurrence {
 // See the top of the file.
 struct LookupPlan {
   std::vector<EmbeddingTable*> tables;
-  // RowStore::addresses() at the lookup; -1 if the rows are in no table.
+  // RowStore::addresses() at the lookup; -1 if rows are in LookupWorkspace::rows or not yet found.
   std::vector<int64_t> generations;
   std::vector<int> feature_table;  // [features]; index of the feature's table.
   std::vector<int64_t> examples;   // [features]; number of output vectors.
@@ -70,7 +71,7 @@ struct ResolveScratch {
   };
   FlatTable<KeyNumber<int32_t>> numbers;  // Distinct keys of the bucket.
   std::vector<int32_t> missed;            // Distinct keys that FindAtOnce did not find.
-  Buffers buffers[2];                     // For buckets with even and with odd numbers.
+  Buffers buffers[2];  // By bucket % 2: a bucket starts before the previous one is finished.
 };
 
 // A distinct key of a plan that is requested from another rank.
@@ -87,7 +88,7 @@ struct LookupWorkspace {
   std::vector<int64_t> layout;        // LayoutOf of the features.
   std::vector<int64_t> sizes;         // [ranks, tables]; number of requested keys.
   std::vector<PlannedKey> requested;  // In the order of the requests.
-  std::vector<float> rows;            // Rows that are in no table, in the layout of their table.
+  std::vector<float> rows;            // Rows pulled for evaluation, in the layout of their table.
   std::vector<float> copies;          // Float copies of rows that are not stored as floats.
   std::vector<const float*> row_of_position;
   std::vector<ResolveScratch> scratches;  // One per task.

@@ -17,7 +17,8 @@ namespace slipstream {
 class StoredRow;
 
 // Numbers rows by index and never moves them: growing allocates one chunk and copies nothing.
-// Chunks double in size up to kLargestChunk rows, so that little of the last chunk is unused.
+// Chunk sizes double from kFirstChunk to kLargestChunk rows. The small first chunks keep the memory
+// of small arenas low; the limit keeps the unused part of the last chunk small.
 class RowArena {
  public:
   // stride: bytes from one row to the next, at least 4. `memory` owns the rows and must outlive the
@@ -71,8 +72,8 @@ class RowArena {
     size_t chunk;
     size_t row;  // Number of the row within its chunk.
   };
-  // Computed without branches, because the chunk of an index is unpredictable. All doubling chunks
-  // together have kFirstChunk rows fewer than a largest chunk.
+  // Computed without branches, because the chunk of an index is unpredictable. The index of
+  // the first row of a chunk, plus kFirstChunk, is a multiple of the number of rows of the chunk.
   static Address AddressOf(uint32_t index) {
     const uint64_t shifted = index + kFirstChunk;
     const int bits = std::min(63 - __builtin_clzll(shifted), kLargestBits);

@@ -10,13 +10,14 @@
 
 namespace slipstream {
 
-// Reads the rows of keys like RowStore::Gather and computes their drift. Rows on disk must be
-// loaded first. The caller holds the mutex of the table.
+// Reads the rows of keys and computes their drift. For a key without a row in memory, the initial
+// values of the key count as its row. Therefore, load rows from disk first. The caller holds the
+// mutex of the table, shared or exclusively.
 //
 //   keys      [n].
 //   snapshot  [n, dim]; the rows at the start of the window.
 //   rows      [n, dim]; receives the current rows.
-//   found     [n]; receives whether a key has a row.
+//   found     [n]; receives whether a key has a row in memory.
 //   drift     [n]; receives the distance of each row from its snapshot.
 void MeasureRows(const EmbeddingTable& table, const int64_t* keys, const float* snapshot, int64_t n,
                  DriftMetric metric, const Parallel& parallel, float* rows, bool* found,

@@ -6,9 +6,9 @@
 // another position. Rows are read by page.
 //
 // A row is live until it is dropped. When a block has no live rows, its place in a file (its
-// extent) becomes free. Compaction frees extents early: it reads a block and returns its rows, so
-// that the caller appends the live rows again. The number of a free block is reused. Therefore each
-// block has a version that distinguishes its pages from earlier pages of the same number.
+// extent) becomes free. Compaction frees extents early: it reads a block and passes its rows to
+// the caller, which appends the live rows again. The number of a free block is reused. Therefore
+// each block has a version that distinguishes its pages from earlier pages of the same number.
 //
 // Not thread-safe: one thread at a time uses the log of a shard.
 #ifndef SLIPSTREAM_CC_OPS_CORE_SPILL_ROW_LOG_H_
@@ -74,7 +74,7 @@ class RowLog {
   Status Poll();
 
   // Writes all appended rows and waits for them. Returns the errors of Poll. Later rows are
-  // appended to other blocks, therefore the files can be sealed.
+  // appended to other blocks. Call it before SpillFiles::Seal, which needs all blocks on disk.
   Status Flush();
   // Calls fn(number of the first page, extent, number of live rows) for each block on disk.
   template <class Fn>
@@ -97,8 +97,10 @@ class RowLog {
   //
   //   room(rows)                 Receives the number of live rows. If it returns false, the
   //                              compaction is postponed to the next call.
-  //   visit(key, row, position)  Called for the rows of the block, also for dropped rows. Note: it
-  //                              must append each live row again and drop its old position.
+  //   visit(key, row, position)  Called in order for the rows of the block, also for dropped rows,
+  //                              until no live row is left. A row is live if the caller has not
+  //                              dropped this position. Note: `visit` must append each live row
+  //                              again and drop its old position.
   //
   // Returns DataLoss if the block cannot be read back.
   template <class Room, class Visit>

@@ -3,7 +3,8 @@
 // The table combines three parts that share one mutex. `RowStore` stores values, optimizer slots
 // and access counts. `RowFlags` marks saturated rows. `UpdateState` has the update policy, the
 // deferred gradients and the counters. This class keeps the parts consistent: a row that is removed
-// loses its flags and deferred gradients, too.
+// loses its flags and deferred gradients, too. Exception: deferred gradients that must be exchanged
+// between ranks (UpdatePolicy::is_exchanged) stay if their row expires or is evicted.
 //
 // A lookup calls `BeginLookup`, then reads and creates rows through `rows()`. An update calls
 // `BeginUpdate` and then changes rows in parallel, one thread per shard.
@@ -63,7 +64,7 @@ class EmbeddingTable {
   // Returns the factors of the update.
   StepRates BeginUpdate(float learning_rate);
 
-  // Begins the lookup of a batch and removes expired rows.
+  // Counts the lookup of a batch, and removes the rows that have expired by this number of lookups.
   void BeginLookup();
 
   // Replaces the flags of all rows: rows of the keys [n] get `flags` [n] (RowFlag bits), other rows
@@ -101,7 +102,8 @@ class EmbeddingTable {
   // contents are incomplete then.
   TableContents Export(Status* status = nullptr) const;
   // Replaces all rows and the numbers of steps, and drops flags and deferred gradients. Returns the
-  // errors of RowStore::Import; flags and deferred gradients are unchanged then.
+  // errors of RowStore::Import, which describes the rows then; flags, deferred gradients and the
+  // number of updates are unchanged.
   Status Import(const TableContents& contents);
 
  private:

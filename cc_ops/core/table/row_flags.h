@@ -16,7 +16,7 @@
 namespace slipstream {
 
 enum RowFlag : uint8_t {
-  kSaturated = 1,  // Gradients of the row are masked, or deferred by Trigger::kInterval.
+  kSaturated = 1,  // Gradients are dropped with Mode::kMask, deferred with Trigger::kInterval.
 };
 
 constexpr uint8_t kAllFlags = kSaturated;
@@ -54,12 +54,12 @@ class RowFlags {
   // Replaces all flags. keys: [n]. flags: [n], RowFlag bits. Keys without a row are ignored, unless
   // `create_missing` is set; then a key with a flag gets a row.
   //
-  // If the keys of the previous call ascended and all had rows, no row was removed since, and
-  // neither call creates rows, this call sets only the flags that differ from the previous call,
-  // which is faster. Otherwise it sets all flags.
+  // Sets only the flags that differ from the previous call, which is faster, if the keys of the
+  // previous call ascended, its keys with a flag had rows, no row has been removed since then, and
+  // neither call sets `create_missing`. Otherwise sets all flags.
   //
-  // EmbeddingTable::SetFlags validates untrusted input. Throws std::bad_alloc; no flag is changed
-  // then, but a part of the missing rows may have been created.
+  // Does not check its arguments; EmbeddingTable::SetFlags does. Throws std::bad_alloc; no flag is
+  // changed then, but a part of the missing rows may have been created.
   void Set(const int64_t* keys, const uint8_t* flags, int64_t n, const Parallel& parallel,
            bool create_missing, RowStore* rows);
   // Clears the flags of a row that is removed. index: number of the row within its shard.
@@ -87,10 +87,11 @@ class RowFlags {
   };
   static constexpr int64_t kNever = -1;
 
-  // Returns the flags that differ from `last_`. For a repeated key, the last nonzero flags count,
-  // whatever the order of the keys, as when all flags are set.
+  // Returns the flags that differ from `last_`. The keys of `wanted` may be in any order. The last
+  // nonzero flags of a repeated key count, the same as in a call that sets all flags.
   List ChangesTo(const View& wanted) const;
-  // Returns the index of each key in its shard, with room for its flags, or HashIndex::kEmpty.
+  // Returns the index of each key in its shard, with room for its flags, or HashIndex::kEmpty if
+  // there is nothing to set: for keys without a row and, unless `takes_zeros`, without flags.
   std::vector<uint32_t> IndicesOf(const View& list, bool create_missing, bool takes_zeros,
                                   const Parallel& parallel, RowStore* rows);
   // Copies a list to `last_`, which becomes valid when `last_generation_` is set. Returns false if
@@ -98,8 +99,9 @@ class RowFlags {
   bool Remember(const View& list, bool create_missing);
 
   std::vector<ShardFlags> shards_;
-  List last_;                         // List of the last Set, keys ascending.
-  int64_t last_generation_ = kNever;  // Generation of the rows that have the flags of `last_`.
+  List last_;  // List of the last Set, keys ascending.
+  // RowStore::generation() at the last Set, or kNever if the next Set must not use `last_`.
+  int64_t last_generation_ = kNever;
 };
 
 }  // namespace slipstream

@@ -1,4 +1,4 @@
-// For tests: a copy of the rows of a table that is updated with RowStore::TakeChanges.
+// For tests: a replica of a table's rows. RowStore::TakeChanges returns the changes to apply to it.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TESTING_FOLLOWED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TESTING_FOLLOWED_ROWS_H_
 
@@ -50,7 +50,7 @@ inline RowsByKey RowsOf(const EmbeddingTable& table, const std::vector<HashIndex
 }
 
 struct FollowedRows {
-  // Applies the changes of the table since the last call to `rows`, and returns them.
+  // Applies the changes of the table since the last call to `rows`. Returns the changes.
   RowChanges Follow(EmbeddingTable* table) {
     RowChanges changes = table->rows().TakeChanges(number);
     if (changes.is_all) rows.clear();
@@ -63,8 +63,8 @@ struct FollowedRows {
     return changes;
   }
 
-  int64_t number = 0;
-  RowsByKey rows;
+  int64_t number = 0;  // RowChanges::number of the last call to TakeChanges.
+  RowsByKey rows;      // The replica.
 };
 
 }  // namespace slipstream

@@ -3,7 +3,9 @@
 // A masked gradient is dropped. A deferred gradient is added to the sum of its key in the shard.
 // The sum is applied when the policy decides that it is due: because of the distance that it would
 // move the row, because of its age, or in a flush. UpdatePolicy describes the settings, deferral.h
-// the decision.
+// the decision. A policy can simulate multiple ranks in one process (UpdatePolicy::ranks): each has
+// its own part of the batch and its own deferred gradients. With a shadow policy (is_shadow), every
+// gradient is applied at once, and the decisions are only counted.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 
@@ -68,14 +70,14 @@ Status LoadForUpdate(const LookupPlan& plan, bool with_due, const Parallel& para
 // Returns the maximum number of rows that UpdateBucketByPolicy collects for a bucket.
 int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
 
-// Moves all deferred gradients to `collected`, which must have room for them. A shadow policy drops
-// them instead. The caller holds the mutex of the table exclusively.
+// Moves all deferred gradients to `collected`, which must have room for them. With a shadow policy
+// it drops them, because they were applied already. The caller holds the table's mutex exclusively.
 void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRows* collected);
 
-// Applies all deferred gradients, one per key, with the learning rate of the last update. A shadow
-// policy drops them, because the gradients were applied when they arrived. Gradients of a policy
-// with `is_exchanged` stay deferred, and so do imported gradients of a table that has had neither
-// an update nor a learning rate.
+// Applies all deferred gradients, one per key, with the learning rate of the last update. With a
+// shadow policy it drops them, because they were applied already. It has no effect if the policy
+// sets `is_exchanged`. Without a shadow policy, it also has no effect if the number of updates and
+// the last learning rate are both 0, because the rate of imported gradients is then unknown.
 //
 // The caller holds the mutex of the table exclusively. Throws std::bad_alloc (strong exception
 // guarantee unless the table spills). Returns the errors of RowStore::LoadRow. If a table that

@@ -156,7 +156,7 @@ absl::Status ReplaceBuffers(tensorflow::OpKernelContext* context, int64_t capaci
   return absl::OkStatus();
 }
 
-// Reads a scalar input and checks that it is in [least, most].
+// Reads a scalar input. Returns InvalidArgument if it is not in [minimum, maximum].
 inline absl::Status ReadFrom(tensorflow::OpKernelContext* context, int input, const char* name,
                              int64_t minimum, int64_t maximum, int64_t* value) {
   TF_RETURN_IF_ERROR(ReadScalar(context, input, name, value));

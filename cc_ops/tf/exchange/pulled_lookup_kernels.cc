@@ -77,8 +77,9 @@ class LookUpPulledOp : public LookupOpBase {
     const PlanVariant* plan = nullptr;
     OP_REQUIRES_OK(c, ReadPlan(c, first, &plan));
     OP_REQUIRES(c, plan->workspace->plan.tables == tables,
-                absl::InvalidArgumentError("plan belongs to other tables; expected the plan of "
-                                           "SlipstreamRouteKeys for the same handles"));
+                absl::InvalidArgumentError(
+                    "plan belongs to other tables; expected the plan that SlipstreamRouteKeys "
+                    "returned for the same handles, in the same order, in this process"));
     PulledMessages messages;
     OP_REQUIRES_OK(c, ReadPulled(c, first + 1, static_cast<int64_t>(tables.size()), &messages));
     OP_REQUIRES_OK(c, ToAbsl(LookUpPulled(features, combiners(), outputs, messages, training_,

@@ -28,7 +28,8 @@ absl::Status ReadPlan(tf::OpKernelContext* c, int input, const PlanVariant** pla
   *plan = c->input(input).scalar<tf::Variant>()().get<PlanVariant>();
   if (*plan != nullptr && (*plan)->workspace != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "plan is empty or has another type; expected the plan of a lookup in the same process");
+      "plan is empty or has another type; expected the plan that SlipstreamLookup, "
+      "SlipstreamRouteKeys or SlipstreamLookUpPulled returned for the same tables in this process");
 }
 
 absl::Status OutputPlan(tf::OpKernelContext* c, int output, PlanVariant plan) {

@@ -1,5 +1,5 @@
-// Arithmetic on one row that the update rules share. All functions are inlined into functions that
-// are compiled for multiple instruction sets.
+// Arithmetic on one row that the update rules share. Functions with SLIPSTREAM_ALWAYS_INLINE are
+// compiled for each instruction set of their caller (see simd_clones.h).
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_MATH_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_RULES_ROW_MATH_H_
 
@@ -12,8 +12,8 @@
 namespace slipstream {
 
 // Returns the sum of squares of `values` ([dim]), added in a fixed order that vectorizes: value j
-// is added to part j % 8, then parts are added in pairs. Explicit vectors, because compilers would
-// otherwise split the surrounding loops, too.
+// is added to part j % 8, then parts are added in pairs. Uses vector types, because compilers would
+// otherwise also transform the loop of the caller into which this function is inlined.
 SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict__ values) {
   constexpr int64_t kParts = 8;
   using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
@@ -32,8 +32,8 @@ SLIPSTREAM_ALWAYS_INLINE float SumOfSquares(int64_t dim, const float* __restrict
   return (half[0] + half[2]) + (half[1] + half[3]);
 }
 
-// Clips values to [-most, most]; a NaN stays. Explicit vectors, because compilers keep branches in
-// this loop when it is inlined.
+// Clips values to [-maximum, maximum]; a NaN stays. Uses vector types, because compilers keep
+// branches in this loop when it is inlined.
 SLIPSTREAM_ALWAYS_INLINE void Limit(float maximum, int64_t dim, float* __restrict__ values) {
   constexpr int64_t kParts = 8;
   using Parts __attribute__((vector_size(kParts * sizeof(float)))) = float;
@@ -50,8 +50,8 @@ SLIPSTREAM_ALWAYS_INLINE void Limit(float maximum, int64_t dim, float* __restric
 }
 
 // Returns the largest of value(j) >= 0 for j < dim, or a NaN if there is one, so that a damaged row
-// is not hidden. Compares bits, which order NaN last and which compilers vectorize. `value` must be
-// inlined.
+// is not hidden. Compares the bits as integers, which compilers vectorize: positive floats have the
+// same order as their bits, and NaNs are larger. `value` must be inlined.
 template <class Value>
 SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
   uint32_t maximum = 0;
@@ -71,12 +71,14 @@ SLIPSTREAM_ALWAYS_INLINE float LargestSquare(int64_t dim, const float* values) {
   return Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE { return values[j] * values[j]; });
 }
 
+// Returns the mean of the squares of `values` ([dim]). dim: at least 1.
 inline float MeanSquare(int64_t dim, const float* values) {
   float squares = 0.f;
   for (int64_t j = 0; j < dim; ++j) squares += values[j] * values[j];
   return squares / static_cast<float>(dim);
 }
 
+// Returns the smallest of `values` ([count]). count: at least 1.
 inline float Smallest(int64_t count, const float* values) {
   return *std::min_element(values, values + count);
 }
