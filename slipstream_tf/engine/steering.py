@@ -359,10 +359,11 @@ def plan_fraction(
     """Finds the fraction of examples to skip within an AUC bound.
 
     Each skipped example counts with its value relative to an average example (`relative_value`). S
-    is the maximum sum of these values in the whole training. With N = `planned_inputs`, S solves
-    b * ln(N / (N - S)) = `max_auc_loss`, therefore S = N * (1 - exp(-max_auc_loss / b)), at most
-    `MAX_MISSING` * N. The slope b is `LearningCurve.bound` times `MODEL_MARGIN`. The part of S that
-    earlier windows did not use is spread evenly over the remaining examples.
+    is the maximum sum of these values in the whole training. N is the larger of `planned_inputs`
+    and `trained` plus `skipped`. S solves b * ln(N / (N - S)) = `max_auc_loss`, therefore S = N *
+    (1 - exp(-max_auc_loss / b)), at most `MAX_MISSING` * N. The slope b is `LearningCurve.bound`
+    times `MODEL_MARGIN`. The part of S that earlier windows did not use is spread evenly over the
+    remaining examples.
 
     Call this function at the end of each window. The new plan uses the latest slope and value, and
     it corrects for earlier windows that skipped too many or too few examples.

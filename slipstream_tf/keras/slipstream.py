@@ -82,8 +82,7 @@ class Slipstream(tf.train.experimental.PythonState):
             policies, or None for no bound. With a bound, the `fraction` of a policy is an upper
             limit.
             Note: the estimate held on shuffled data (benchmarks/results/mask_and_defer.md) and
-                failed
-            on a changing stream, where training lost 0.0020 AUC with a bound of 0.0005
+            failed on a changing stream, where training lost 0.0020 AUC with a bound of 0.0005
             (benchmarks/results/stream.md).
         dry_run: True or a `DryRun` makes the engine decide without saving anything. `report` then
             returns the estimated savings.
@@ -204,8 +203,9 @@ class Slipstream(tf.train.experimental.PythonState):
         - With `max_auc_loss` or `DryRun(estimates_cost=True)`, the features include "skippable",
           bool [batch], and with multiple ranks "fraction_of_step", float32 [batch].
 
-        With `PredictedLoss(pilot="model")` the training step drops examples. `apply` then drops and
-        adds nothing except "fraction_of_step".
+        With `PredictedLoss(pilot="model")` the training step drops examples. `apply` then drops
+        only a last batch that is not full, with `drop_remainder`, and adds only "fraction_of_step"
+        and the weights of `class_weight`.
 
         `PredictedLoss` requires labels. Read the data in batches larger than `batch_size` then,
         because only a part of each batch is kept.
@@ -237,7 +237,7 @@ class Slipstream(tf.train.experimental.PythonState):
             drop_remainder: Whether to drop a last batch that is not full.
             ahead: Whether to prepare one batch ahead. Pass False if reading `dataset` computes
                 predictions or reports the position in training. If an iteration ends early, one
-                batch has been read and classified but not trained.
+                batch has been classified but not trained, and another batch may have been read.
             class_weight: Dictionary from class to weight, as in `fit`. For a plain `keras.Model`,
                 pass it here instead of to `fit`: Keras does not combine it with sample weights, and
                 it would prefetch batches, which are then classified with an old threshold.

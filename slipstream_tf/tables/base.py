@@ -43,8 +43,8 @@ class TrackedStore:
 
     Attributes:
         tables: The tables, in the order of the table indices.
-        comm: The communicator of the ranks that train the tables together. None for a single
-            process, or if the code that passes gradients to the store handles the ranks.
+        comm: The communicator of the ranks that train the tables together. May be None in a single
+            process. None if the code that passes gradients to the store handles the ranks.
         optimizer: The optimizer of tables that have no `optimizer` setting. None if the store does
             not know it.
         learning_rate: The learning rate of `optimizer`, a scalar. None if the store does not know
@@ -101,7 +101,7 @@ class TrackedStore:
     def prefetch_rows(self, packed: PackedFeatures) -> None:
         """Starts to read the rows of a future batch from disk.
 
-        Has no effect on tables that do not spill. Any number of batches may be prefetched, and an
+        Has no effect on tables that do not spill. Any number of batches may be prefetched, and a
         prefetched batch does not have to be looked up.
 
         Args:
@@ -144,7 +144,7 @@ class TrackedStore:
         raise NotImplementedError
 
     def gather(self, table: str, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads rows. Creates no rows and does not count accesses.
+        """Reads rows without counting accesses. Only SOK creates the missing rows.
 
         Args:
             table: Name of the table.
@@ -152,7 +152,8 @@ class TrackedStore:
 
         Returns:
             rows: float32 [n, dim]. A key without a row returns the initial row of that key.
-            found: bool [n], whether each key has a row.
+            found: bool [n], whether each key has a row. True for all keys in SOK and in a
+                `ReplicatedStore` on multiple ranks.
         """
         raise NotImplementedError
 
@@ -216,7 +217,8 @@ class TrackedStore:
 
         Args:
             table: Name of the table.
-            keys: int64 [n]. Keys without a row are ignored. All other rows lose their flags.
+            keys: int64 [n]. Keys without a row are ignored, except that stores with replicas
+                create a replica. All other rows lose their flags.
             flags: uint8 [n], `ops.update_policy.SATURATED` (gradients are masked, or deferred by
                 interval) or 0.
         """
@@ -487,7 +489,7 @@ class EmbeddingStore(SavedStore):
     def learning_rate(self) -> tf.Variable | None:
         """The learning rate variable that all tables share, a scalar, or None.
 
-        None if the tables have different rates or a schedule. The variable excludes the factor by
+        None if the tables have separate rates or a schedule. The variable excludes the factor by
         which rates follow the dense layers' optimizer (`Rates.follow`).
         """
         return self.rates.shared
@@ -512,7 +514,8 @@ class EmbeddingStore(SavedStore):
 
         Args:
             packed: The keys, from `features.pack`.
-            training: If True, create missing rows and count accesses. If False, do neither.
+            training: If True, create the missing rows that the tables admit, and count accesses.
+                If False, do neither.
             stacked: If True, return one tensor [batch, features, dim]; all tables must have the
                 same dim. If False, return one tensor [batch, dim] per feature.
 

@@ -18,7 +18,7 @@ def _of_table(name: str) -> Callable[..., Any]:
             table, *args, **kwargs
         )
 
-    method.__doc__ = f"Calls `TrackedStore.{name}` of the store that has the table."
+    method.__doc__ = f"Calls `{name}` of the store that has the table."
     return method
 
 
@@ -29,7 +29,7 @@ def _of_all(name: str) -> Callable[..., None]:
         for part in self.parts:
             getattr(part, name)(*args, **kwargs)
 
-    method.__doc__ = f"Calls `TrackedStore.{name}` of every store."
+    method.__doc__ = f"Calls `{name}` of every store."
     return method
 
 

@@ -105,9 +105,10 @@ class NativeStore(EmbeddingStore):
     def collect_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> exchange_ops.SendBuffer:
-        """Sums the gradients of a lookup per key, without changing rows.
+        """Sums the gradients of a lookup per key, without applying them.
 
-        Pass the result to `exchange_collected` and then to `apply_collected`.
+        Pass the result to `exchange_collected` and then to `apply_collected`. Note: a policy with
+        `decay_skipped` already decays the optimizer slots of masked rows here.
 
         Args:
             plan: Plan from `lookup`.

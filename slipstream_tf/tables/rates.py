@@ -64,7 +64,7 @@ class Rates:
     def shared(self) -> tf.Variable | None:
         """The learning rate variable that all tables share, a scalar, or None.
 
-        None if the tables have different rates or a schedule. The variable holds the rate before
+        None if the tables have separate rates or a schedule. The variable holds the rate before
         multiplication by `dense rate / reference` (see `follow`).
         """
         first = self._sources[0]

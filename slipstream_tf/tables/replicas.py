@@ -68,7 +68,7 @@ class CountingStore(NativeStore):
 class ExactCounts(CountingStore):
     """Exact access counts in host memory.
 
-    If a table is full, the least accessed key is evicted for a new key.
+    If a table is full, the least accessed keys are evicted for new keys.
     """
 
     def __init__(self, tables: Iterable[str], counted_keys: int):

@@ -69,6 +69,8 @@ class TableRows:
     def has(self, keys: Any) -> np.ndarray:
         """Returns whether each key has a row, bool [n].
 
+        Replicated tables on multiple ranks return True for every key.
+
         Args:
             keys: Integers or strings, [n].
 

@@ -157,7 +157,7 @@ class VariableStore(WatchingStore):
 
         Raises:
             ValueError: Gradients are deferred by movement, but movement is not defined for the
-                optimizer.
+                optimizer, or gradients are deferred and the optimizer accumulates gradients.
         """
         for table, watched in self._watched.items():
             self._require_movement(table, watched.policy, optimizer)
@@ -170,7 +170,7 @@ class VariableStore(WatchingStore):
     def is_deferring(self, table: str) -> tf.Variable:
         """Returns a scalar bool variable: whether gradients may be, or were, deferred.
 
-        It is also True in a dry run.
+        It is also True in a dry run of deferring.
         """
         return self._watched[self._require(table)].is_active
 
@@ -209,7 +209,7 @@ class VariableStore(WatchingStore):
     def set_saturated(self, table: str, keys: Any) -> None:
         """Replaces the saturated keys of a table, from the next step.
 
-        Gradients of saturated keys are masked, unless the policy defers.
+        Gradients of saturated keys are masked, unless the policy defers or is a dry run.
 
         Args:
             table: Name of the table.

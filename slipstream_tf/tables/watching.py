@@ -161,9 +161,9 @@ def added_up(
 class WatchedGradients:
     """The policy, saturated rows and deferred gradients of one table.
 
-    Buffers for deferred gradients are allocated only while a policy defers. An entry has a sum, its
-    key and the step in which the sum was started. Note: every step scans the keys and ages of all
-    entries, so a step takes longer with a larger buffer.
+    Buffers for deferred gradients are allocated only while a policy defers or sums remain. An entry
+    has a sum, its key and the step in which the sum was started. Note: every step scans the keys
+    and ages of all entries, so a step takes longer with a larger buffer.
 
     Attributes:
         policy: The current policy.
@@ -210,7 +210,8 @@ class WatchedGradients:
     def configure(self, policy: UpdatePolicy, rows: np.ndarray, maximum: int) -> None:
         """Sets the policy.
 
-        Gradients that were deferred under an incompatible policy are returned in the next step.
+        Gradients that were deferred under an incompatible policy are returned in the next step, or
+        dropped if that policy was a dry run.
 
         Args:
             policy: A policy of any mode. Only mode "defer" defers gradients.

@@ -27,8 +27,8 @@ void EncodeRows(const float* values, const int64_t* keys, int64_t n, int64_t dim
                 RowRounding rounding, uint8_t* out);
 void DecodeRows(const uint8_t* encoded, int64_t n, int64_t dim, RowDtype dtype, float* values);
 
-// IsHeldBy returns whether a value is finite and stays finite when encoded. NumbersHeldBy describes
-// these values for error messages. Not for int8.
+// IsHeldBy returns whether |value| is at most the largest finite value of the type; false for a
+// NaN. NumbersHeldBy describes these values for error messages. Not for int8.
 bool IsHeldBy(RowDtype dtype, float value);
 const char* NumbersHeldBy(RowDtype dtype);
 

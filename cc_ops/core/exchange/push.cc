@@ -253,7 +253,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     for (int task = 0; task < parallel.threads; ++task) {
       std::vector<int64_t> maximum(num_tables, 0);
       for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
-        maximum[static_cast<size_t>(b / kNumShards)] += MostCollected(plan, b);
+        maximum[static_cast<size_t>(b / kNumShards)] += MaxCollected(plan, b);
       }
       for (size_t t = 0; t < num_tables; ++t) writer.Expect(task, t, maximum[t]);
     }

@@ -225,7 +225,7 @@ TEST(BatchLookup, UnpooledKeysCountAsSeparateExamples) {
   apart.num_keys = 6;
   apart.width = apart.stride = 3;
   apart.has_padding = true;
-  apart.ParseFeatures();
+  apart.SplitPositions();
   FeatureView pooled;
   pooled.batch = 2;
   pooled.keys = bag.data();

@@ -38,7 +38,7 @@ struct FeatureView {
   bool is_key(int64_t position) const { return !has_padding || keys[position] != padding_key; }
 
   // Makes each key position, including padding, an example, so that no keys are pooled.
-  void ParseFeatures() {
+  void SplitPositions() {
     if (row_splits == nullptr && width == 1) return;
     row_splits = nullptr;
     batch = num_keys;

@@ -25,7 +25,7 @@ inline CellRange CellsOf(int task, int tasks, int64_t cells) {
 
 // Numbers the output vectors (cells) of all features: feature f has the numbers from begin[f] to
 // below begin[f + 1]. A feature has one vector per example. If it is not pooled, each of its key
-// positions is an example (FeatureView::ParseFeatures).
+// positions is an example (FeatureView::SplitPositions).
 struct Cells {
   explicit Cells(const std::vector<FeatureView>& features) {
     begin.push_back(0);

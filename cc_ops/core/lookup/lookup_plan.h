@@ -2,8 +2,8 @@
 //
 // A lookup sorts the keys of a batch into buckets, one per table and shard, removes duplicates and
 // finds the rows. The plan keeps the distinct keys, their rows and their uses (see Occurrence),
-// bucket by bucket. The update therefore neither hashes nor sorts keys, and its threads work on
-// different buckets without locks.
+// bucket by bucket. The update therefore does not sort keys, and its threads work on different
+// buckets without locks. It looks up keys again to find deferred gradients and for a sweep.
 //
 //   bucket b = table * kNumShards + shard
 //     distinct keys u in [unique_begin[b], unique_begin[b] + unique_count[b])
@@ -74,7 +74,7 @@ struct ResolveScratch {
   Buffers buffers[2];  // By bucket % 2: a bucket starts before the previous one is finished.
 };
 
-// A distinct key of a plan that is requested from another rank.
+// A distinct key of a plan that is requested from its owner, another rank or this rank.
 struct PlannedKey {
   int64_t unique;  // Number of the key in the plan: u at the top of the file.
   int64_t uses;    // Number of its uses.

@@ -117,11 +117,11 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
     lock.unlock();
     ScoreInputs(index_, options_, features, batch, &scratch_, result.score);
     lock.lock();
-    constexpr float kNotForeseen = std::numeric_limits<float>::quiet_NaN();
+    constexpr float kNotPredicted = std::numeric_limits<float>::quiet_NaN();
     for (int64_t i = 0; i < batch; ++i) {
       const float score = result.score[i];
       if (observe) {
-        reservoir_.OfferListed(kNotForeseen, [&] { return LookupsOf(features, i); });
+        reservoir_.OfferListed(kNotPredicted, [&] { return LookupsOf(features, i); });
       }
       const SkipDecision decision = slipstream::Classify(
           settings, options_.seed, score, inputs_observed_ + static_cast<uint64_t>(i));

@@ -40,18 +40,18 @@ class RowLog {
   RowLog(RowLog&&) = default;
 
   int64_t live() const { return live_; }  // Number of live rows.
-  // Memory of blocks that are not on disk yet.
+  // Bytes of all buffers: blocks that are not on disk yet, a block read for compaction, and spares.
   int64_t buffered_bytes() const;
 
   // Makes room for appending `rows` rows. Returns ResourceExhausted if the disk is full or cannot
-  // be written; all rows keep their positions.
+  // be written, or if positions would reach kPositions; all rows keep their positions.
   Status Reserve(int64_t rows);
   // Appends a row, for which Reserve made room, and returns its position.
   uint32_t Append(int64_t key, const void* row);
   // Marks the row of a position as no longer live.
   void Drop(uint32_t position);
 
-  // Returns the row if it is in memory, else null. Valid until the next Reserve or Poll.
+  // Returns the row if it is in memory, else null. Valid until the next Reserve, Poll or Flush.
   const char* InMemory(uint32_t position) const;
   // Returns the number of the page that contains a position. Another page may have the same number
   // later; see VersionOf.
@@ -70,7 +70,7 @@ class RowLog {
   }
 
   // Completes finished writes. Returns ResourceExhausted with the error of a failed write; its rows
-  // are still in memory, and Reserve writes them again.
+  // are still in memory, and the write has been started again.
   Status Poll();
 
   // Writes all appended rows and waits for them. Returns the errors of Poll. Later rows are

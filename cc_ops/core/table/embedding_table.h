@@ -64,7 +64,7 @@ class EmbeddingTable {
   // Returns the factors of the update.
   StepRates BeginUpdate(float learning_rate);
 
-  // Counts the lookup of a batch, and removes the rows that have expired by this number of lookups.
+  // Counts the lookup of a batch, and removes expired rows; see RowStore::NextLookupStep.
   void BeginLookup();
 
   // Replaces the flags of all rows: rows of the keys [n] get `flags` [n] (RowFlag bits), other rows
@@ -87,11 +87,11 @@ class EmbeddingTable {
   // counting an access, which may evict others from a bounded table. Slots, counts and flags of
   // existing rows do not change. Deferred gradients of the keys are dropped.
   //
-  // Returns InvalidArgument for a repeated key or a value that is not finite, and ResourceExhausted
-  // if the keys do not fit in the capacity; the table is unchanged then. Throws std::bad_alloc; no
-  // value has changed then, but a part of the missing rows may have been created. A table that
-  // spills also returns the errors of RowStore::LoadRow. It writes the rows in parts, therefore
-  // earlier parts may be written when a later one fails.
+  // Returns InvalidArgument for a repeated key or a value that is not finite in the data type of
+  // the rows, and ResourceExhausted if the keys do not fit in the capacity; the table is unchanged
+  // then. Throws std::bad_alloc; no value has changed then, but a part of the missing rows may have
+  // been created. A table that spills also returns the errors of RowStore::LoadRow. It writes the
+  // rows in parts, therefore earlier parts may be written when a later one fails.
   Status Write(const int64_t* keys, const float* rows, int64_t n,
                const Parallel& parallel = Parallel());
   // Removes rows with their slots, counts, flags and deferred gradients. Returns the number of

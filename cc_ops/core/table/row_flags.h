@@ -1,7 +1,8 @@
 // One byte of flags per row, set at the end of a window.
 //
-// `kSaturated` is the only flag. The update reads it for every row, therefore the flags are stored
-// by index within a shard and not by key. A row with a flag stays in memory if the table spills.
+// `kSaturated` is the only flag. An update that masks or defers reads it for every row of the
+// batch, therefore the flags are stored by index within a shard and not by key. A row with a flag
+// stays in memory if the table spills.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_FLAGS_H_
 

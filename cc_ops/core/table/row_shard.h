@@ -15,7 +15,8 @@
 
 namespace slipstream {
 
-// A subset of a table's keys with its index and rows. Only one thread at a time touches it.
+// A subset of a table's keys with its index and rows. While a thread changes it, no other thread
+// uses it.
 struct RowShard {
   RowShard(int number, int64_t stride, SlabAllocator* memory, IndexMemory* index_memory)
       : index(index_memory, number), arena(stride, memory) {}

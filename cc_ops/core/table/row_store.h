@@ -22,13 +22,13 @@
 // - In memory, values are divided by `scale()`. A weight decay of all rows therefore changes one
 //   number per step instead of every row.
 // - If an allocation fails, the rows keep their contents, and `TableOutOfMemory` or
-//   `std::bad_alloc` is thrown. Functions that throw say so.
+//   `std::bad_alloc` is thrown.
 //
 // # Thread safety
 //
 // The mutex of the table (`EmbeddingTable::mutex()`) guards the store: hold it shared to call const
 // members and exclusively to call the others. The holder of an exclusive lock may run multiple
-// threads on different shards, because a shard is touched by one thread at a time.
+// threads that change different shards.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_ROW_STORE_H_
 
@@ -150,8 +150,9 @@ class RowStore {
   }
   int64_t lookup_step() const { return lookup_step_; }  // Number of lookups so far.
   int64_t num_evicted() const { return num_evicted_; }
-  // Starts the next lookup. Returns the keys of expired rows, which the caller must remove before
-  // the lookup accesses them.
+  // Starts the next lookup. Returns the keys of expired rows in the shards whose turn it is; a
+  // table is scanned about four times per `expire_after`. The caller must remove these keys before
+  // the lookup.
   std::vector<int64_t> NextLookupStep();
   int64_t num_expired() const { return num_expired_; }
   void CountExpired(int64_t rows) { num_expired_ += rows; }
@@ -229,8 +230,8 @@ class RowStore {
 
   // Returns the row of a key, creates it if it is absent, and adds `accesses` to its count. For a
   // row on disk it only adds the accesses, returns nullptr and sets an index that satisfies
-  // IsOnDisk. Calls for different shards may run concurrently. Throws TableOutOfMemory (strong
-  // exception guarantee).
+  // IsOnDisk. Calls for different shards may run concurrently. Throws std::bad_alloc, for example
+  // TableOutOfMemory (strong exception guarantee).
   StoredRow* FindOrInsert(int64_t key, float accesses, uint32_t* index);
 
   // Same, but if the key has no row and too few accesses for a row, only counts the accesses,

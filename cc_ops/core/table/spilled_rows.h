@@ -5,17 +5,18 @@
 // position in the log instead of an index in the arena.
 //
 // A batch calls `BeginUse` and then `Load` with its keys. Rows that are used in the batch, or for
-// which the `KeepIf` function returns true, stay in memory. `Load` evicts the least valuable of the
-// others. The value of a row is its access count, halved for each time that the shard has loaded as
-// many rows as fit in its memory since the last use of the row.
+// which the `KeepIf` function returns true, stay in memory. `Load` evicts the least valuable rows
+// of a sample of the others. The value of a row is its access count, halved for each time that the
+// shard has loaded as many rows as fit in its memory since the last use of the row.
 //
 // If a row in memory equals its version on disk, `home` stores the position of that version, so
 // that the row can be evicted without a write. `Change` resets `home`. Logs are append-only.
 // Compaction rewrites the remaining rows of the emptiest files when the files have over a third
 // more room than the rows need, not counting two files.
 //
-// Any disk error is returned as a status. All rows are intact then, in memory or on disk, unless
-// the status is DataLoss. Pages have checksums; a page that fails its check is never used.
+// Disk errors are returned as a status, except a full disk while rows are only read. All rows are
+// intact then, in memory or on disk, unless the status is DataLoss. Pages have checksums; a page
+// that fails its check is never used.
 #ifndef SLIPSTREAM_CC_OPS_CORE_TABLE_SPILLED_ROWS_H_
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_SPILLED_ROWS_H_
 
@@ -62,8 +63,8 @@ struct SealedRows {
   std::vector<int64_t> last_used;  // Per row of each block; empty if the table does not track use.
 };
 
-// Callers hold the mutex of the table exclusively, except for PrefetchRows. Functions with a
-// `shard` argument may run concurrently for different shards.
+// Callers hold the mutex of the table exclusively, or shared for const members and PrefetchRows.
+// Functions with a `shard` argument may run concurrently for different shards.
 class SpilledRows {
  public:
   // Opens files in `folder`. memory: maximum bytes of rows in memory. row_bytes: bytes of a row in
@@ -115,7 +116,7 @@ class SpilledRows {
   // it for rows that are only read, because they can be evicted again without a write.
   Status Load(const std::vector<std::vector<int64_t>>& keys, bool must_fit,
               const Parallel& parallel);
-  // Evicts rows until the memory limit holds.
+  // Evicts rows until the memory limit holds or only rows that must stay in memory are left.
   Status Shrink(const Parallel& parallel) { return Load({}, true, parallel); }
   // Starts reading the rows of keys, so that a later Load finds them sooner. The keys may be absent
   // or in memory. The caller holds the mutex of the table shared.

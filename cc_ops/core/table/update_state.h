@@ -53,7 +53,7 @@ class UpdateState {
   float last_learning_rate() const { return last_learning_rate_; }
   void set_last_learning_rate(float rate) { last_learning_rate_ = rate; }
   // Number of gradients that were dropped because their key had no row, for example because the row
-  // was evicted after the lookup.
+  // was evicted after the lookup. Keys that are too rare for a row do not always count.
   int64_t num_dropped() const { return num_dropped_; }
   void AddDropped(int64_t n) { num_dropped_ += n; }
 

@@ -15,7 +15,7 @@ DeferredContents ExportDeferred(EmbeddingTable* table);
 // Replaces all deferred gradients. Returns InvalidArgument, without changes:
 //
 // - in the cases of CheckDeferred, and if the arrays differ in length,
-// - if the policy does not defer gradients, or has no such rank,
+// - if there are gradients but the policy does not defer, or has no such rank,
 // - if a key is repeated for a rank, or is younger than the next key of its shard and rank,
 // - if a key has no row, unless the policy sets `is_exchanged`.
 //

@@ -30,9 +30,9 @@ bool RowIsFinite(const float* row, int64_t dim);
 
 // Sums the gradients of each distinct key in batch order and applies the update rule of its table
 // once, unless the update policy of the table masks or defers the sum. gradients: one per feature
-// of the plan. Returns InvalidArgument for a gradient that is not finite; no row is changed then. A
-// key that was evicted after the lookup is skipped and counted in UpdateState::num_dropped. Takes
-// the mutexes of the tables.
+// of the plan. Returns InvalidArgument for a gradient that is not finite or an invalid learning
+// rate; no row is changed then. A key that was evicted after the lookup is skipped and counted in
+// UpdateState::num_dropped. Takes the mutexes of the tables.
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                       const LearningRates& rates, const Parallel& parallel);
 

@@ -312,7 +312,7 @@ void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const Deferr
   updater.ApplyExpired();
 }
 
-int64_t MostCollected(const LookupPlan& plan, int64_t bucket) {
+int64_t MaxCollected(const LookupPlan& plan, int64_t bucket) {
   EmbeddingTable* table = plan.tables[static_cast<size_t>(bucket / kNumShards)];
   const DeferralRule rule = RuleOf(table->updates().policy(), table->updates().step() + 1);
   int64_t maximum = plan.unique_count[static_cast<size_t>(bucket)];

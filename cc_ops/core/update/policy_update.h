@@ -2,10 +2,11 @@
 //
 // A masked gradient is dropped. A deferred gradient is added to the sum of its key in the shard.
 // The sum is applied when the policy decides that it is due: because of the distance that it would
-// move the row, because of its age, or in a flush. UpdatePolicy describes the settings, deferral.h
-// the decision. A policy can simulate multiple ranks in one process (UpdatePolicy::ranks): each has
-// its own part of the batch and its own deferred gradients. With a shadow policy (is_shadow), every
-// gradient is applied at once, and the decisions are only counted.
+// move the row, because the row is not saturated, because of the sum's age, or in a flush.
+// UpdatePolicy describes the settings, deferral.h the decision. A policy can simulate multiple
+// ranks in one process (UpdatePolicy::ranks): each has its own part of the batch and its own
+// deferred gradients. With a shadow policy (is_shadow), every gradient is applied at once, and the
+// decisions are only counted.
 #ifndef SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 #define SLIPSTREAM_CC_OPS_CORE_UPDATE_POLICY_UPDATE_H_
 
@@ -40,8 +41,8 @@ class DeferredOfKeys {
   explicit DeferredOfKeys(const LookupPlan& plan);
   // Finds the deferred gradients for the buckets that a thread is about to update.
   void Find(CellRange buckets);
-  // Returns the deferred gradients of a bucket, or null if its policy defers none or simulates
-  // ranks.
+  // Returns the deferred gradients of a bucket, or null if its policy defers none, simulates ranks
+  // or does not sample the shard.
   const DeferredGradients* In(int64_t bucket) const;
   // Returns the index of the deferred gradient of key u of the plan in In(bucket), or
   // DeferredGradients::kNone. Call Find first.
@@ -56,9 +57,10 @@ class DeferredOfKeys {
 // multiple simulated ranks are added and applied as one gradient. Touches only the shard of the
 // bucket. next: the thread's following bucket.
 //
-// With `collected`, appends the gradients to it instead of applying them, and changes no row. It
-// must have room for MostCollected rows. Gradients of a key that was evicted after the lookup are
-// also collected; without `collected` they are dropped and counted.
+// With `collected`, appends the gradients to it instead of applying them. The only change of rows
+// is then the decay of the slots of masked rows (UpdatePolicy::decay_skipped). `collected` must
+// have room for MaxCollected rows. Gradients of a key that was evicted after the lookup are also
+// collected; without `collected` they are dropped and counted.
 void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const DeferredOfKeys& deferred,
                           PolicyScratch* scratch, CollectedRows* collected = nullptr);
 
@@ -68,7 +70,7 @@ void UpdateBucketByPolicy(const BucketUpdate& update, int64_t next, const Deferr
 Status LoadForUpdate(const LookupPlan& plan, bool with_due, const Parallel& parallel);
 
 // Returns the maximum number of rows that UpdateBucketByPolicy collects for a bucket.
-int64_t MostCollected(const LookupPlan& plan, int64_t bucket);
+int64_t MaxCollected(const LookupPlan& plan, int64_t bucket);
 
 // Moves all deferred gradients to `collected`, which must have room for them. With a shadow policy
 // it drops them, because they were applied already. The caller holds the table's mutex exclusively.
@@ -85,7 +87,8 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // Flushes multiple tables, so that an evaluation includes every gradient. Takes their mutexes.
-// Returns ResourceExhausted if memory runs out; the tables are flushed one after the other.
+// Returns the errors of FlushDeferred, and ResourceExhausted if memory runs out. The tables are
+// flushed one after the other.
 Status FlushBeforeReading(const std::vector<EmbeddingTable*>& tables, const Parallel& parallel);
 
 }  // namespace slipstream

@@ -34,7 +34,8 @@ struct CompactionInput {
 };
 
 // Stores in `bytes` the size of the device memory that LaunchCompactRows needs in addition to its
-// results. Returns the error of cub's size query, which needs a device.
+// results. Returns cudaErrorInvalidValue if n > kMaxCompactedRows, otherwise the error of cub's
+// size query, which needs a device.
 template <class Key>
 cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes);
 

@@ -17,12 +17,12 @@ namespace slipstream {
 // do not depend on the number of threads.
 class RowCompaction {
  public:
-  // Returns whether the output equals the input, so that no plan is needed: no row is masked and,
-  // if rows are deduplicated, keys strictly ascend.
+  // Returns true only if the output equals the input, so that no plan is needed: `masked` is empty
+  // and, if rows are deduplicated, keys strictly ascend.
   template <class Key>
   static bool KeepsAll(const Key* keys, int64_t n, const KeySetView& masked, bool deduplicate);
 
-  // Selects the rows to keep. Call it once, before the other functions.
+  // Selects the rows to keep. Call it before the functions below, which use the last plan.
   //
   //   keys         [n], int32_t or int64_t, owned by the caller; the key of each row.
   //   masked       Keys to drop.

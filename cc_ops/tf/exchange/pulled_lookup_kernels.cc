@@ -35,7 +35,7 @@ class RouteKeysOp : public tf::OpKernel {
     int64_t batch = 0;
     OP_REQUIRES_OK(c, ReadTables(c, plan.resources.get(), &tables));
     OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
-    combiners_.ParseFeatures(&features);
+    combiners_.SplitPositions(&features);
     SendBuffer requests;
     OP_REQUIRES_OK(c, ToAbsl(RouteKeys(tables, features, combiners_.list(), ranks_, ParallelOf(c),
                                        plan.workspace.get(), &requests)));

@@ -26,9 +26,9 @@ absl::Status FeatureCombiners::Init(tf::OpKernelConstruction* c, int num_feature
   return absl::OkStatus();
 }
 
-void FeatureCombiners::ParseFeatures(std::vector<FeatureView>* features) const {
+void FeatureCombiners::SplitPositions(std::vector<FeatureView>* features) const {
   for (size_t f = 0; f < features->size(); ++f) {
-    if (is_unpooled_[f]) (*features)[f].ParseFeatures();
+    if (is_unpooled_[f]) (*features)[f].SplitPositions();
   }
 }
 
@@ -81,7 +81,7 @@ absl::Status LookupOpBase::Prepare(tf::OpKernelContext* c, TableResources* resou
   }
   int64_t batch = 0;
   TF_RETURN_IF_ERROR(inputs_.Read(c, features, &batch));
-  combiners_.ParseFeatures(features);
+  combiners_.SplitPositions(features);
   tf::OpOutputList pooled;
   TF_RETURN_IF_ERROR(c->output_list("pooled", &pooled));
   const int64_t num_features = inputs_.num_features();

@@ -20,8 +20,8 @@ class FeatureCombiners {
  public:
   // Reads the attribute. Returns InvalidArgument unless it has one combiner per feature.
   absl::Status Init(tensorflow::OpKernelConstruction* context, int num_features);
-  // Calls FeatureView::ParseFeatures for the features that are not pooled.
-  void ParseFeatures(std::vector<FeatureView>* features) const;
+  // Calls FeatureView::SplitPositions for the features that are not pooled.
+  void SplitPositions(std::vector<FeatureView>* features) const;
 
   // Returns whether the combiner of a feature is "none".
   bool is_unpooled(int feature) const { return is_unpooled_[feature]; }
