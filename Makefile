@@ -56,7 +56,7 @@ DEBIANS ?= bookworm,trixie
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
-demo: $(STAMPS)/installed  ## The layer's speed, and a fifth of the examples beside its controls (DATA=path, DEMO_FLAGS=...)
+demo: $(STAMPS)/installed  ## Measure the layer's speed, and skipping compared with its controls (DATA=path, DEMO_FLAGS=...)
 	@$(BIN)/slipstream-demo $(if $(DATA),--data=$(DATA)) $(DEMO_FLAGS)
 
 # Run two tests at a time, because many tests wait or use one core; see tests/conftest.py.

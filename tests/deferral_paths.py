@@ -309,7 +309,7 @@ class VariablePath(DeferralPath):
         rows = tf.constant(np.searchsorted(KEYS, keys), tf.int64)
         shape = tf.constant([KEYS.size, DIM], tf.int64)
         slices = tf.IndexedSlices(tf.constant(gradients), rows, shape)
-        passed = self.store.mask_gradients("t", slices)
+        passed = self.store.filter_gradient("t", slices)
         return KEYS[passed.indices.numpy()], passed.values.numpy()
 
     def counts(self) -> dict[str, int]:

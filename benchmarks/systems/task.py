@@ -131,21 +131,21 @@ class Recorder:
         trained = self._steps * self._task.batch_size
         point = {"steps": self._steps, "examples_trained": trained, "seconds": seconds}
         self._points.append({**point, **quality})
-        reported = f"{self._steps} steps, {seconds:.1f} s: AUC {quality['auc']:.5f}"
-        print(f"{reported}, log loss {quality['log_loss']:.5f}", flush=True)
+        fields = f"{self._steps} steps, {seconds:.1f} s: AUC {quality['auc']:.5f}"
+        print(f"{fields}, log loss {quality['log_loss']:.5f}", flush=True)
         self._begin += time.perf_counter() - now
 
-    def finish(self, path: str, versions: Mapping[str, str], **reported: Any) -> None:
+    def finish(self, path: str, versions: Mapping[str, str], **fields: Any) -> None:
         """Writes the record as JSON.
 
         Args:
             path: Path of the record. It is replaced atomically.
             versions: Versions of the libraries.
-            **told: Further fields of the record.
+            **fields: Further fields of the record.
         """
         record = {
             "settings": dict(self._task.settings), "evaluations": self._points,
-            "seconds_to_first_step": self._begun_after, "versions": dict(versions), **reported,
+            "seconds_to_first_step": self._begun_after, "versions": dict(versions), **fields,
         }  # fmt: skip
         unfinished = Path(f"{path}.part")
         unfinished.write_text(json.dumps(record), encoding="utf-8")

@@ -154,10 +154,10 @@ class Agent:
             os.write(self._notice[1], b"!")
 
     def _start(self) -> int:
-        details = self._notice[0]
-        environment, begin = {**self._environment, _NOTICE: str(details)}, _ends_with_parent()
+        read_end = self._notice[0]
+        environment, begin = {**self._environment, _NOTICE: str(read_end)}, _ends_with_parent()
         self._process = subprocess.Popen(
-            self._command, env=environment, pass_fds=[details], preexec_fn=begin
+            self._command, env=environment, pass_fds=[read_end], preexec_fn=begin
         )
         return self._process.wait()
 

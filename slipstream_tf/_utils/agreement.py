@@ -65,13 +65,13 @@ def on_all_ranks(comm: Communicator, work: Callable[[], Any], name: str, what: s
         result = work()
     except Exception as raised:
         error = raised
-    details = None if error is None else f"{type(error).__name__}: {error}"
-    reports = gather_json(comm, [details, result], name)
+    reason = None if error is None else f"{type(error).__name__}: {error}"
+    reports = gather_json(comm, [reason, result], name)
     if error is not None:
         raise error
-    for rank, (reason, _) in enumerate(reports):
-        if reason is not None:
-            raise RuntimeError(f"Rank {rank} could not {what}: {reason}")
+    for rank, (problem, _) in enumerate(reports):
+        if problem is not None:
+            raise RuntimeError(f"Rank {rank} could not {what}: {problem}")
     return [result for _, result in reports]
 
 
@@ -130,9 +130,9 @@ def require_same_rows(store: Any, comm: Communicator) -> None:
     if comm.size == 1:
         return
     digests = {table.name: _digest(store.export_table(table.name)) for table in store.tables}
-    details = gather_json(comm, digests, "slipstream.rows")
+    all_digests = gather_json(comm, digests, "slipstream.rows")
     for table in store.tables:
-        if any(other[table.name] != details[0][table.name] for other in details):
+        if any(other[table.name] != all_digests[0][table.name] for other in all_digests):
             _compare(store, table.name, comm)
 
 
@@ -169,8 +169,10 @@ def _compare(store: Any, table: str, comm: Communicator) -> None:
         ):
             if differs.any():
                 count, key = int(differs.sum()), int(keys[differs][0])
-                details = f"the {what} of {count} keys differ from rank 0, for example of key {key}"
-                raise _error(table, rank, details)
+                all_digests = (
+                    f"the {what} of {count} keys differ from rank 0, for example of key {key}"
+                )
+                raise _error(table, rank, all_digests)
 
 
 def _error(table: str, rank: int, difference: str) -> ValueError:

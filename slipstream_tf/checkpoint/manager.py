@@ -137,9 +137,11 @@ class CheckpointManager:
     A training loop:
 
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-        saved = CheckpointManager("checkpoints", checkpoint, comm, embeddings.store,
-        engine=slipstream) last = saved.restore() for step in range(0 if last is None else
-        last.step, steps):
+        saved = CheckpointManager(
+            "checkpoints", checkpoint, comm, embeddings.store, engine=slipstream
+        )
+        last = saved.restore()
+        for step in range(0 if last is None else last.step, steps):
             ...
             if (step + 1) % 1000 == 0:
                 saved.save(step + 1)
@@ -357,7 +359,7 @@ class CheckpointManager:
 
     def _cut(self, position: Any, rng: Any) -> writing.RankFiles:
         """Writes the `tf.train.Checkpoint` files and copies all other state."""
-        details = json.loads(json.dumps([position, rng]))
+        input_state = json.loads(json.dumps([position, rng]))
         folder = self._directory / writing.STAGING / f"rank-{self._comm.rank}"
         folder.mkdir()
         if self._comm.rank == 0:
@@ -375,7 +377,7 @@ class CheckpointManager:
                 saved = self._store.rates.export()
                 rates = {name: values.tolist() for name, values in saved.items()}
         state = None if self._engine is None else self._engine.state()
-        return writing.RankFiles(self._comm.rank, parts, rates, state, *details)
+        return writing.RankFiles(self._comm.rank, parts, rates, state, *input_state)
 
     def _write(self, name: str, manifest: Manifest, files: writing.RankFiles) -> None:
         """Writes this rank's files; rank 0 also completes the checkpoint."""
@@ -438,11 +440,11 @@ class CheckpointManager:
         store_parts.defer(self._store, ready.tables, policies, self._on_all_ranks)
         logging.info("Restored checkpoint %s of step %d.", path, manifest.step)
         rank = self._comm.rank
-        details = [
+        input_state = [
             values[rank] if rank < manifest.world_size else None
             for values in (manifest.positions, manifest.rng)
         ]
-        return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *details)
+        return SavedJob(path, manifest.step, manifest.world_size, manifest.placement, *input_state)
 
     def _read_states(self, path: Path, manifest: Manifest) -> None:
         with self._apart():
@@ -453,12 +455,12 @@ class CheckpointManager:
                 self._read_state(path, path / own, self._rank_checkpoint)
             if not own_parts:
                 saved, size = manifest.world_size, self._comm.size
-                details = "it has no such state"
+                input_state = "it has no such state"
                 if saved != size:
-                    details = f"it was saved by {saved} ranks, and the job has {size}"
+                    input_state = f"it was saved by {saved} ranks, and the job has {size}"
                 logging.warning(
                     "`rank_checkpoint` of rank %d is not restored from %s and stays unchanged: %s.",
-                    *(self._comm.rank, path, details),
+                    *(self._comm.rank, path, input_state),
                 )
 
     def _read_state(self, path: Path, prefix: Path, checkpoint: tf.train.Checkpoint) -> None:

@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(_text_of(path))
         found = values.pop("format")
-        details = values.pop("checksum", None)
+        stored = values.pop("checksum", None)
         checksum = sealed({"format": found, **values})["checksum"]
     except CheckpointError:
         raise
@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
             remedy += f" ({versions.get('slipstream_tf')})"
         problem = f"the manifest has format {found!r}; this version reads format {FORMAT}"
         raise CheckpointMismatchError(path, problem, remedy + ".")
-    if details != checksum:
+    if stored != checksum:
         raise CheckpointError(path, "the manifest does not match its checksum", _SAVE_AGAIN)
     for problem in _problems(values):
         raise CheckpointError(path, problem, _SAVE_AGAIN)

@@ -179,7 +179,9 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
         if spills or contents["keys"].size:
             details = "this table has no slots"
             if initial.size:
-                details = f"its update rule has other slots, which start at {initial[0]:g}"
+                details = (
+                    f"the optimizer of this program has other slots, which start at {initial[0]:g}"
+                )
             logging.warning("Ignored the slots of table %r in %s: %s.", name, target.place, details)
         contents["slots"] = np.tile(initial, (contents["keys"].size, 1))
     at_owners = rank.has_a_part and store.defers_at_owners
@@ -301,7 +303,7 @@ def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -
         raise CheckpointMismatchError(
             target.place,
             f"table {table.name!r} has key {int(found[0])}, but SOK reserves the keys {reserved}",
-            "Hash these keys to other keys before training, or restore it into a native table.",
+            "Map this key to another key before training, or restore into a native table.",
         )
     if capacity is not None and keys.size > capacity:
         raise CheckpointMismatchError(

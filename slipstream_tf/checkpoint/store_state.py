@@ -100,7 +100,7 @@ def choose(saved: Sequence[SavedAs], store: Any, place: str) -> Mapping[str, str
             logging.warning("Table %r stays unchanged: %s %s.", table.name, place, dims)
         elif found.rule != (rule := store.slot_layout(table.name).rule):
             taken[table.name] = WITHOUT_SLOTS
-            rules = f"from scratch, because their update rule is {found.rule} instead of {rule}"
+            rules = f"from scratch, because their optimizer was {found.rule} instead of {rule}"
             logging.warning("Loading table %r of %s. Its slots start %s.", table.name, place, rules)
         else:
             taken[table.name] = WHOLE
@@ -124,8 +124,8 @@ def _require_same(saved: Sequence[SavedAs], store: Any, place: str) -> None:
             problem = f"was saved with dim={found.dim}, but this program has dim={table.dim}"
             remedy = "tables with the same dimensions"
         elif None not in (found.rule, rule) and found.rule != rule:
-            problem = f"was saved with the update rule {found.rule}, but this program uses {rule}"
-            remedy = "tables with the same update rules"
+            problem = f"was saved with the optimizer {found.rule}, but this program uses {rule}"
+            remedy = "tables with the same optimizers"
         if problem:
             problem = f"table {name!r} {problem}"
             break

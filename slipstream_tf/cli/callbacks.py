@@ -150,7 +150,7 @@ class StepTimer(keras.callbacks.Callback):
         if self._begun is None and self._count.steps >= self._untimed:
             self._begun, self._start = self._count.steps, time.perf_counter()
 
-    def drop_examples(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """Excludes seconds from the measurement, for example the time of an evaluation."""
         self._start += seconds
 
@@ -192,7 +192,7 @@ class CurveCallback(keras.callbacks.Callback):
         evaluate: Function that evaluates the model on the test part. In a job with multiple ranks
             it is a collective. Note: the store may flush deferred gradients during the call.
         evaluate_every: Steps between evaluations. None means no evaluations.
-        left_out: Function that is called with the seconds of each evaluation.
+        exclude_seconds: Function that is called with the seconds of each evaluation.
 
     Attributes:
         evaluation_seconds: Total time of the evaluations.
@@ -204,11 +204,11 @@ class CurveCallback(keras.callbacks.Callback):
         examples_seen: Callable[[], int],
         evaluate: Callable[[], ClickMetrics],
         evaluate_every: int | None,
-        left_out: Callable[[float], None],
+        exclude_seconds: Callable[[float], None],
     ) -> None:
         super().__init__()
         self._count = count
-        self._inputs_seen, self._left_out = examples_seen, left_out
+        self._inputs_seen, self._exclude_seconds = examples_seen, exclude_seconds
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._points: list[_Point] = []
         self._evaluated: list[tuple[_Point, dict[str, Any]]] = []
@@ -238,7 +238,7 @@ class CurveCallback(keras.callbacks.Callback):
             self._evaluated.append((point, self._evaluate().to_dict()))
             seconds = time.perf_counter() - start
             self.evaluation_seconds += seconds
-            self._left_out(seconds)
+            self._exclude_seconds(seconds)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Records the point at the end of training."""
@@ -346,7 +346,7 @@ class Validation(keras.callbacks.Callback):
             part. In a job with multiple ranks it is a collective and returns the same result on
             all ranks.
         every: Steps between evaluations.
-        left_out: Function that is called with the seconds of each evaluation.
+        exclude_seconds: Function that is called with the seconds of each evaluation.
 
     Attributes:
         measured: Step, learning rate and metrics of each evaluation.
@@ -358,10 +358,10 @@ class Validation(keras.callbacks.Callback):
         settings: Settings,
         measure: Callable[[], ClickMetrics],
         every: int,
-        left_out: Callable[[float], None],
+        exclude_seconds: Callable[[float], None],
     ) -> None:
         super().__init__()
-        self._measure, self._every, self._left_out = measure, every, left_out
+        self._measure, self._every, self._exclude_seconds = measure, every, exclude_seconds
         self._count = count
         self.measured: list[dict[str, Any]] = []
         common: dict[str, Any] = {"mode": "max", "min_delta": _MIN_GAIN}
@@ -397,7 +397,7 @@ class Validation(keras.callbacks.Callback):
         start = time.perf_counter()
         for part in self._parts:
             part.on_train_end()
-        self._left_out(time.perf_counter() - start)
+        self._exclude_seconds(time.perf_counter() - start)
 
     @property
     def best_step(self) -> int:
@@ -419,4 +419,4 @@ class Validation(keras.callbacks.Callback):
         )
         for part in self._parts:
             part.on_epoch_end(len(self.measured) - 1, {_MONITORED: quality.auc})
-        self._left_out(time.perf_counter() - start)
+        self._exclude_seconds(time.perf_counter() - start)

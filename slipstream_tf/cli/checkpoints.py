@@ -144,7 +144,7 @@ def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None
         raise UsageError(
             f"Invalid flag --resume: {path} is from a job with {saved['ranks']} rank(s), but this "
             f"job has {run['ranks']}. Expected {saved['ranks']} rank(s), because each rank "
-            "restores its position in the data."
+            "restores its position in the data. Pass --elastic to continue with another number."
         )
     before, now = _flags(saved["settings"]), _flags(run["settings"])
     for name in sorted({*before, *now} - set(_FREE)):

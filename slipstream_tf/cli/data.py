@@ -62,8 +62,8 @@ def name_of(data: str) -> str:
         if parsed is not None and parsed.examples >= _MIN_GENERATED:
             return GENERATED
         raise UsageError(
-            f"Invalid flag --data={data}. Expected {GENERATED}:COUNT or "
-            f"{GENERATED}:COUNT:KEYS:RATE with an integer COUNT >= {_MIN_GENERATED}."
+            f"Invalid flag --data={data}. Expected "
+            f"{GENERATED}:COUNT[:KEYS[:RATE]] with an integer COUNT >= {_MIN_GENERATED}."
         )
     if not os.path.exists(data):
         raise UsageError(

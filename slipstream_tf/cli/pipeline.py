@@ -90,9 +90,9 @@ class TrainingInputs:
             # none.
             dataset = segregate(dataset, hot_keys, settings.batch_size * comm.size)
         dataset = (
-            part_of_rank(dataset, settings.batch_size, comm)
+            slice_of_rank(dataset, settings.batch_size, comm)
             if are_even
-            else share_of_rank(dataset, comm)
+            else batches_of_rank(dataset, comm)
         )
         dataset = _counted(self._reading.read(dataset), self.seen)
         if slipstream is not None:
@@ -168,12 +168,12 @@ class TrainingInputs:
         return noted.map(hand_out)
 
 
-def share_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
+def batches_of_rank(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """Returns every `size`-th batch of a dataset, starting at batch `rank`."""
     return dataset if comm.size == 1 else dataset.shard(comm.size, comm.rank)
 
 
-def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
+def slice_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) -> tf.data.Dataset:
     """Returns this rank's slice of each global batch.
 
     The relative size of the slice is attached to the features (see `note_fraction`), so that the
@@ -199,7 +199,7 @@ def part_of_rank(dataset: tf.data.Dataset, batch_size: int, comm: Communicator) 
 
 
 def inputs_of_rank(inputs: int, batch_size: int, comm: Communicator) -> int:
-    """Returns the number of examples that this rank receives from `share_of_rank`.
+    """Returns the number of examples that this rank receives from `batches_of_rank`.
 
     Args:
         inputs: Number of examples of all ranks.

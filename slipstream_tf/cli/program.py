@@ -134,7 +134,7 @@ def run_rank(
 
         # The launcher stops all ranks when the first one exits with an error. Wait here until
         # rank 0 has printed the message.
-        gather_json(comm, None, "slipstream.told")
+        gather_json(comm, None, "slipstream.error_printed")
         return error.code
     except Exception as error:
         message, is_expected = _describe(error)

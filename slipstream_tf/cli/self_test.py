@@ -76,7 +76,7 @@ def variable_store() -> None:
         store.set_saturated("items", [2])
         values = tf.constant([[1.0, 0.0], [8.0, 8.0], [1.0, 4.0], [0.0, 2.0]])
         indices = tf.constant([3, 2, 3, 0], tf.int64)
-        kept = store.mask_gradients("items", tf.IndexedSlices(values, indices))
+        kept = store.filter_gradient("items", tf.IndexedSlices(values, indices))
         variable.scatter_sub(tf.IndexedSlices(0.25 * kept.values, kept.indices))
     _compare("keys that are not masked", kept.indices, [0, 3])
     rows = [[0.5, 0.0], [0.5, 0.5], [0.5, 0.5], [0.0, -0.5]]

@@ -32,7 +32,7 @@ from slipstream_tf.cli.checkpoints import (
 )
 from slipstream_tf.cli.data import Parts, best_auc
 from slipstream_tf.cli.flag_set import RunError, UsageError, raised_as
-from slipstream_tf.cli.pipeline import TrainingInputs, inputs_of_rank, share_of_rank
+from slipstream_tf.cli.pipeline import TrainingInputs, batches_of_rank, inputs_of_rank
 from slipstream_tf.cli.program import agreed
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.tracing import TraceCallback
@@ -171,15 +171,17 @@ class Trainer:
                 assert self._parts.valid is not None
                 valid, every = self._measured_part(self._parts.valid), None
                 measure = functools.partial(self._measured, valid, "validation")
-                steps_between, left_out = self._validation_steps, self._leave_out
+                steps_between, exclude_seconds = self._validation_steps, self._leave_out
                 self._validation = Validation(
-                    self._count, settings, measure, steps_between, left_out
+                    self._count, settings, measure, steps_between, exclude_seconds
                 )
-            measure, left_out = (
+            measure, exclude_seconds = (
                 functools.partial(self._measured, self._test),
-                self._timer.drop_examples,
+                self._timer.exclude,
             )
-            self._curve = CurveCallback(self._count, self._inputs_pulled, measure, every, left_out)
+            self._curve = CurveCallback(
+                self._count, self._inputs_pulled, measure, every, exclude_seconds
+            )
 
     def fit(self, callbacks: Sequence[Any] = ()) -> None:
         """Trains the model, optionally from the newest checkpoint, and collects the counts.
@@ -289,7 +291,7 @@ class Trainer:
 
     def _measured_part(self, reader: Reader) -> tf.data.Dataset:
         """Returns this rank's batches of an evaluated part."""
-        own = share_of_rank(reader.dataset(), self._comm)
+        own = batches_of_rank(reader.dataset(), self._comm)
         # A lookup of sharded rows is a collective, so all ranks need the same number of batches.
         return pad_to_equal_steps(own, self._comm) if self._settings.placement == "sharded" else own
 
@@ -303,7 +305,7 @@ class Trainer:
 
     def _leave_out(self, seconds: float) -> None:
         """Counts seconds in callbacks as evaluation time, not as training time."""
-        self._timer.drop_examples(seconds)
+        self._timer.exclude(seconds)
         self._curve.evaluation_seconds += seconds
 
     def _callbacks(self, bar: TrainingBar) -> list[Any]:
@@ -354,7 +356,7 @@ class Trainer:
                     listed.on_train_batch_end(step, logs)
                 start = time.perf_counter()
                 self._saved.after_step(self._count.steps, self._notes)
-                self._timer.drop_examples(time.perf_counter() - start)
+                self._timer.exclude(time.perf_counter() - start)
             self._saved.wait()
             if not self._count.steps:
                 raise RunError(

@@ -234,9 +234,9 @@ class ExchangedStore(CollectingStore, NativeStore):
         return super().remove_rows(table, keys)
 
     def _require_same_rows(self, table: str, *arrays: np.ndarray) -> None:
-        details = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
+        digests = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
         require_same(
-            self.comm, details, self._names.of("changed"), "a call that writes or removes rows"
+            self.comm, digests, self._names.of("changed"), "a call that writes or removes rows"
         )
 
     def export_table(self, table: str, flush: bool = True) -> dict[str, np.ndarray]:

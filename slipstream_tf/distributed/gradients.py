@@ -132,7 +132,7 @@ class GradientExchange:
                 "`unconnected_gradients='zero'` makes the gradient dense. Otherwise, remove the "
                 "variable from the store."
             )
-        return self._store.mask_gradients(table, gradient)
+        return self._store.filter_gradient(table, gradient)
 
     def _average_dense(self, gradients: Sequence[Any], name: str) -> list[tf.Tensor]:
         """Averages dense gradients of the same dtype in one collective.

@@ -40,14 +40,14 @@ def by_place(processors: Iterable[int], topology: str = _TOPOLOGY) -> list[int]:
     """
 
     def place(processor: int) -> tuple[int, int, int]:
-        details = []
+        ids = []
         for name in ("physical_package_id", "core_id"):
             try:
                 with open(os.path.join(topology.format(processor), name), encoding="ascii") as file:
-                    details.append(int(file.read()))
+                    ids.append(int(file.read()))
             except (OSError, ValueError):
                 return (0, processor, processor)
-        return (details[0], details[1], processor)
+        return (ids[0], ids[1], processor)
 
     return sorted(processors, key=place)
 

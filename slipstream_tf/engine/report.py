@@ -82,8 +82,8 @@ class WindowReport:
         saturated_keys: Number of hot keys that are saturated or probing in the next window.
         examples_seen: Number of examples classified in this window.
         examples_skipped: Number of examples dropped in this window.
-        examples_skippable: Number of skippable examples. With `keep` or in a dry run, only some or
-            none of them are dropped.
+        examples_skippable: Number of skippable examples. With `SkipExamples(keep_rate=)` only
+            some of them are dropped, and in a dry run none.
         examples_kept: Number of skippable examples that subsampling kept.
         hot_examples: Number of examples with a finite skip score under the drifts of the previous
             window.

@@ -189,9 +189,9 @@ class EngineSettings:
         )
 
     @property
-    def probes_every(self) -> int:
+    def revisit_every(self) -> int:
         """Number of windows between probes of a saturated key; 0 disables probes."""
-        wanted = (self.gradients.probes_every, self.examples.probes_every, _PROBES_EVERY)
+        wanted = (self.gradients.revisit_every, self.examples.revisit_every, _PROBES_EVERY)
         return _first(self.saturated.revisit_every, *wanted)
 
     @property

@@ -100,7 +100,7 @@ def next_states(
     drift: np.ndarray,
     threshold: float,
     window: int,
-    probes_every: int,
+    revisit_every: int,
 ) -> KeyStates:
     """Finds the states during the window after the window that ends.
 
@@ -110,7 +110,7 @@ def next_states(
     - A key that enters the hot set is warming for one window.
     - After that, a key with a drift below T over the window is saturated. Any other key is
       varying.
-    - Every `probes_every` windows a saturated key is probing for one window. The window depends on
+    - Every `revisit_every` windows a saturated key is probing for one window. The window depends on
       the hash of the key. A probing key is trained like a varying key, so that its drift can be
       measured even if updates are masked.
     - A key with a drift that is not finite is varying, whatever its previous state. With T = 0 no
@@ -120,8 +120,8 @@ def next_states(
     - A key that leaves the hot set or is evicted is forgotten. If it returns, it is warming again.
 
     Note: an example with m lookups, all saturated or probing, has no probing lookup only with
-    probability (1 - 1/probes_every)**m. For example, 0.9**26 is 6%. If examples are skipped,
-    `probes_every` should be well above the number of lookups per example.
+    probability (1 - 1/revisit_every)**m. For example, 0.9**26 is 6%. If examples are skipped,
+    `revisit_every` should be well above the number of lookups per example.
 
     Args:
         hot_keys: int64 [m], ascending: the hot set of the next window.
@@ -129,7 +129,7 @@ def next_states(
         drift: float32 [k], at least 0, from `deciding_drifts`.
         threshold: T, at least 0. It is compared in float32, as in the classifier.
         window: Number of the window that ends, from 0.
-        probes_every: Number of windows between probes of a saturated key. 0 disables probes.
+        revisit_every: Number of windows between probes of a saturated key. 0 disables probes.
 
     Returns:
         The states of the hot keys during window + 1.
@@ -143,9 +143,9 @@ def next_states(
     is_saturated = drift < _as_float32(threshold)
     states = np.where(is_known, np.uint8(KeyState.VARYING), np.uint8(KeyState.WARMING))
     states = np.where(is_saturated, np.uint8(KeyState.SATURATED), states)
-    if probes_every:
+    if revisit_every:
         saturated = np.flatnonzero(is_saturated)
-        is_due = _is_probed(hot_keys[saturated], window + 1, probes_every)
+        is_due = _is_probed(hot_keys[saturated], window + 1, revisit_every)
         states[saturated[is_due]] = KeyState.PROBING
     return KeyStates(hot_keys, states, drift)
 

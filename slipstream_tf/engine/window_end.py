@@ -138,7 +138,7 @@ def decide(
             measured.deciding,
             found.threshold,
             findings.window,
-            settings.probes_every,
+            settings.revisit_every,
         )
 
     hot_keys = choose_hot_keys(findings.candidates, settings.snapshot_bytes)
@@ -162,7 +162,7 @@ def describe(
     findings: Findings,
     steering: Steering,
     decision: Decision,
-    **others: Any,
+    **fields: Any,
 ) -> WindowReport:
     """Returns the report of a window that has ended.
 
@@ -192,7 +192,7 @@ def describe(
         predicted_cost=steering.predicted_cost,
         skippable_value=_value_of_skipped(settings, findings, steering),
         **dataclasses.asdict(findings.inputs),
-        **others,
+        **fields,
     )
 
 

@@ -33,7 +33,7 @@ class LearningRates(keras.callbacks.Callback):
     Without this callback, the initial rate is the rate at the first training step. With it, the
     initial rate is the rate when `fit` is called, before other callbacks change it. Put it before a
     `keras.callbacks.LearningRateScheduler` that changes the rate in the first epoch.
-    `slipstream.callback` does the same.
+    `slipstream.callback()` does the same.
 
     Example:
 
@@ -299,7 +299,7 @@ class SaturationCallback(RanksCallback):
     >>> model.compile("adam", "binary_crossentropy")
     >>> slipstream = slip.Slipstream(layer, slip.DeferGradients())
     >>> data = tf.data.Dataset.from_tensors(({"keys": [[1, 5], [2, 7]]}, [0, 1]))
-    >>> history = model.fit(data, callbacks=[slipstream.callback], epochs=2, verbose=0)
+    >>> history = model.fit(data, callbacks=[slipstream.callback()], epochs=2, verbose=0)
     >>> slipstream.steps
     2
 

@@ -261,7 +261,9 @@ def _wrapped(given: Any) -> Any:
     if applies_rows(found):
         return found
     if hasattr(found, "optimizers"):
-        allowed = "a single optimizer. Wrap only the inner optimizer of the table anchors"
+        allowed = (
+            "a single optimizer. In a MultiOptimizer, wrap the optimizer of the '_anchor' weights"
+        )
         raise invalid("optimizer", type(found).__name__, _PLACE, allowed)
     if getattr(found, "built", False):
         allowed = "an optimizer that has not been built. Pass a new optimizer"
@@ -350,10 +352,10 @@ def _clip_norms(
         The clipped gradients of weights, and the updates of the rows.
     """
     norms = [part.norms() for part in parts]
-    details = [tf.unstack(of_tables) if one_by_one else [of_tables] for of_tables in norms]
-    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*details)])
+    split_norms = [tf.unstack(of_tables) if one_by_one else [of_tables] for of_tables in norms]
+    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*split_norms)])
     rest, updates = iter(clipped[len(grads) :]), []
-    for part, before, own in zip(parts, norms, details, strict=True):
+    for part, before, own in zip(parts, norms, split_norms, strict=True):
         after = list(itertools.islice(rest, len(own)))
         updates.append(part.apply((tf.stack(after) if one_by_one else after[0]) / before))
     return clipped[: len(grads)], updates
@@ -367,10 +369,10 @@ def _clip_values(
     Without a clipping setting, Keras returns the gradients unchanged. The arguments and results are
     the same as in `_clip_norms`, without `one_by_one`.
     """
-    details = [part.values() for part in parts]
-    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*details)])
+    values = [part.values() for part in parts]
+    clipped = optimizer._clip_gradients([*grads, *itertools.chain(*values)])
     rest, updates = iter(clipped[len(grads) :]), []
-    for part, own in zip(parts, details, strict=True):
+    for part, own in zip(parts, values, strict=True):
         part.replace(list(itertools.islice(rest, len(own))))
         updates.append(part.apply())
     return clipped[: len(grads)], updates

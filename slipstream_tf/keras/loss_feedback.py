@@ -40,10 +40,10 @@ class LossFeedback(_Mixin):
     """A mixin for `keras.Model` that records the loss of each training example.
 
     Put it first in the list of base classes. `slip.keras.Model` includes it. Losses are recorded
-    only in a `fit` with `slipstream.callback` and `max_auc_loss` or `DryRun(estimates_cost=True)`,
-    which require a single output with binary cross-entropy. `Slipstream.apply` adds notes, such as
-    "skippable", to the features. `train_step` and `compute_loss` receive the notes. The mixin
-    removes them before `call`.
+    only in a `fit` with `slipstream.callback()`, and `max_auc_loss` or
+    `DryRun(estimates_cost=True)`, which require a single output with binary cross-entropy.
+    `Slipstream.apply` adds notes, such as "skippable", to the features. `train_step` and
+    `compute_loss` receive the notes. The mixin removes them before `call`.
 
     A custom `train_step` records the losses if it calls `self.compute_loss(x=x, ...)`. Otherwise,
     call `self.record_losses(x, losses, y)`.
@@ -315,12 +315,12 @@ class LossFeedback(_Mixin):
         labels = tf.reshape(tf.cast(y, tf.float32), [-1])
         return binary_cross_entropy(labels, y_pred, self._gives_logits()), labels
 
-    def _require_click(self, y_pred: Any, place: str, others: str) -> None:
+    def _require_click(self, y_pred: Any, place: str, remedy: str) -> None:
         """Raises ValueError unless the loss is binary cross-entropy of one output."""
         shape = None if tf.nest.is_nested(y_pred) else y_pred.shape
         is_single = shape is not None and (shape.rank == 1 or (shape.rank == 2 and shape[-1] == 1))
         if not is_single or self._gives_logits() is None:
-            allowed = f"binary cross-entropy with one output{others}"
+            allowed = f"binary cross-entropy with one output{remedy}"
             raise invalid("loss", getattr(self, "loss", None), place, allowed)
 
     def _gives_logits(self) -> bool | None:

@@ -26,7 +26,7 @@ def require_fit(engine: Any, model: Any, engines: Sequence[Any]) -> None:
     own = {id(store) for store in engine.store.parts}
     number = sum(any(id(store) in own for store in other.store.parts) for other in engines)
     if number > 1:
-        allowed = "one slipstream.callback per table, because each callback counts every step"
+        allowed = "one slipstream.callback() per table, because each callback counts every step"
         raise invalid("callbacks", f"{number} Slipstream callbacks", "fit", allowed)
     inside = {id(layer) for layer in layers_in(model)}
     for layer in engine.layers:
@@ -112,8 +112,8 @@ def warn_without_steps(engine: Any, batches: int) -> None:
     if engine.steps == 0:
         _warn(
             f"{batches} batches passed through Slipstream.apply, but no step was counted. "
-            "Therefore no window ends and the policies have no effect. Pass `slipstream.callback` "
-            "to model.fit, or call `slipstream.step()` after each training step."
+            "Therefore no window ends and the policies have no effect. Pass "
+            "`slipstream.callback()` to model.fit, or call `slipstream.step()` after each step."
         )
 
 

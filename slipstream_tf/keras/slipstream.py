@@ -66,7 +66,7 @@ class Slipstream(tf.train.experimental.PythonState):
     >>> keys = np.arange(64).reshape(32, 2) % 10
     >>> data = tf.data.Dataset.from_tensor_slices(({"keys": keys}, keys[:, 0] % 2)).batch(8)
     >>> slipstream = slip.Slipstream(layer, slip.DeferGradients())
-    >>> history = model.fit(slipstream.apply(data), callbacks=[slipstream.callback], verbose=0)
+    >>> history = model.fit(slipstream.apply(data), callbacks=[slipstream.callback()], verbose=0)
     >>> slipstream.steps
     4
 
@@ -521,9 +521,9 @@ class Slipstream(tf.train.experimental.PythonState):
         return SaturationCallback(self)
 
     def set_model(self, _: Any) -> None:
-        """Raises TypeError, because Keras needs `slipstream.callback` instead."""
+        """Raises TypeError, because Keras needs `slipstream.callback()` instead."""
         raise TypeError(
-            "A Slipstream is not a Keras callback. Pass callbacks=[slipstream.callback]."
+            "A Slipstream is not a Keras callback. Pass callbacks=[slipstream.callback()]."
         )
 
     def step(self, steps: int = 1) -> WindowReport | None:

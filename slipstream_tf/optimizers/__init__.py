@@ -140,7 +140,7 @@ def shared_optimizer(tables: Sequence[Any], optimizer: Any, place: str) -> Spars
     """
     chosen = [optimizer_of(table, optimizer) for table in tables]
     if any(serialize(own) != serialize(chosen[0]) for own in chosen):
-        details = {table.name: own for table, own in zip(tables, chosen, strict=True)}
+        by_table = {table.name: own for table, own in zip(tables, chosen, strict=True)}
         allowed = "the same optimizer and learning rate for all tables"
-        raise invalid("optimizer", details, place, allowed)
+        raise invalid("optimizer", by_table, place, allowed)
     return chosen[0]

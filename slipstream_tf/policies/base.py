@@ -56,9 +56,9 @@ class Decisions:
     Attributes:
         alpha: Fraction of an example's keys that must be saturated for the example to be skippable,
             in (0, 1].
-        probes_every: A saturated key is probed (trained like any key, to measure its drift again)
-            in one of `probes_every` windows. 0 disables probes. None accepts the value of the other
-            policies.
+        revisit_every: A saturated key is probed (trained like any key, to measure its drift
+            again) in one of `revisit_every` windows. 0 disables probes. None accepts the value of
+            the other policies.
         steered_by: The setting that `max_auc_loss` adjusts: "fraction", "movement", or "" if the
             policy does not follow `max_auc_loss`.
         correction: How examples that are subsampled by predicted loss are corrected: "weight",
@@ -66,7 +66,7 @@ class Decisions:
     """
 
     alpha: float = 1.0
-    probes_every: int | None = None
+    revisit_every: int | None = None
     steered_by: str = ""
     correction: str = ""
 
@@ -116,7 +116,7 @@ class Policy(Decisions):
         acts_on: "examples", "gradients", or "" for a policy that changes neither. At most one
             policy may act on examples, and at most one on gradients.
         keep_rate: Fraction of the skippable examples that is trained nevertheless, with weight 1 /
-            keep.
+            keep_rate.
         filters_saturated: Whether the policy masks or defers exactly the gradients of saturated
             keys.
         loses_gradients: Whether the masked gradients are lost, instead of applied later.

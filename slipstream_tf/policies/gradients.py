@@ -185,7 +185,7 @@ class DeferGradients(Policy):
         return isinstance(self.until, Interval)
 
     @property
-    def probes_every(self) -> int | None:  # type: ignore[override]
+    def revisit_every(self) -> int | None:  # type: ignore[override]
         return 10 if self.filters_saturated else None
 
     @property
@@ -317,7 +317,7 @@ class MaskGradients(Policy):
     decay_moments: bool = False
     acts_on = "gradients"
     filters_saturated = True
-    probes_every = 10
+    revisit_every = 10
     steered_by = "fraction"
     loses_gradients = True
     verb = "masked"

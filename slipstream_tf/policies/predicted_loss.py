@@ -68,7 +68,7 @@ class PredictedLoss(Score):
     memory: int | str = "32MiB"
     default_fraction = 0.5
     steered_by = ""
-    probes_every = None
+    revisit_every = None
 
     def __post_init__(self) -> None:
         place = "PredictedLoss"

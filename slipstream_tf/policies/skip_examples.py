@@ -16,7 +16,7 @@ class Score(Decisions):
             policies.
     """
 
-    probes_every: int | None = 100
+    revisit_every: int | None = 100
     steered_by: str = "fraction"
     default_fraction: float | None = None
 
@@ -91,7 +91,7 @@ class SkipExamples(Policy):
     verb = "skipped"
     columns = ("skipped", "skipped fraction", "kept")
     alpha = _of_score("alpha")
-    probes_every = _of_score("probes_every")
+    revisit_every = _of_score("revisit_every")
     pilot_settings = _of_score("pilot_settings")
     steered_by = _of_score("steered_by")
     correction = _of_score("correction")

@@ -82,21 +82,21 @@ def sized(dataset: tf.data.Dataset, batch_size: int | None, is_refilled: bool = 
         allowed = f"a tf.data.Dataset of batches. For arrays, pass {example}"
         raise invalid("dataset", type(dataset).__name__, "Slipstream.apply", allowed)
     static = static_batch_size(dataset.element_spec)
-    details = recorded_batch_size(dataset) if static is None else None
+    recorded = recorded_batch_size(dataset) if static is None else None
     size = static if batch_size is None else batch_size
     if size is None and is_refilled:
-        size = details
-    is_recorded = details is not None and details == size
-    before = static if not is_recorded else details
+        size = recorded
+    keeps_recorded = recorded is not None and recorded == size
+    before = static if not keeps_recorded else recorded
     cardinality = int(dataset.cardinality().numpy())
     batches = maximum = None
     if cardinality >= 0:
-        known = before or details
+        known = before or recorded
         batches = cardinality if not (known and size) else math.ceil(cardinality * known / size)
         maximum = math.ceil(cardinality * before / size) if before and size else None
-    if details is not None and is_recorded and not is_sized_by_reader(dataset):
-        dataset = dataset.map(functools.partial(_require_at_most, details))
-    return Sized(dataset, size, batches, maximum, static or details)
+    if recorded is not None and keeps_recorded and not is_sized_by_reader(dataset):
+        dataset = dataset.map(functools.partial(_require_at_most, recorded))
+    return Sized(dataset, size, batches, maximum, static or recorded)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -61,7 +61,7 @@ class LookAhead:
             tf.errors.CancelledError: If the step was cancelled during the wait.
         """
         with tf.device("CPU:0"):
-            _loader.library().slipstream_look_ahead_wait(handle=self._handle)
+            _loader.library().slipstream_look_ahead_wait_until_idle(handle=self._handle)
 
     def read(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns a dataset that prepares the next element in advance.
@@ -104,7 +104,7 @@ def prefetch_rows(
     specs: Sequence[FeatureSpec],
     get_keys: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Announces the keys of each batch to a store.
+    """Requests the rows of each batch from a store in advance.
 
     The store can then load their rows from disk in advance.
 
@@ -126,9 +126,9 @@ def prefetch_rows(
     keys_of = get_keys or functools.partial(default_keys, specs)
     is_tuple = isinstance(dataset.element_spec, tuple)
 
-    def prefetch_keys(*components: Any) -> Any:
+    def request_rows(*components: Any) -> Any:
         keys = keys_of(without_wrapping(components[0]), *components[1:])
         store.prefetch_rows(pack(keys, specs))
         return components if is_tuple else components[0]
 
-    return dataset.map(without_autograph(prefetch_keys, get_keys))
+    return dataset.map(without_autograph(request_rows, get_keys))

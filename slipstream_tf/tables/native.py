@@ -416,5 +416,5 @@ def _require_room(tables: Sequence[Table], optimizers: Sequence[SparseOptimizer]
     if len(sums) > 1:
         rows = sum(capacity for capacity, _, _ in sums)
         largest = [text for _, _, text in sorted(sums, key=lambda entry: -entry[1])[:3]]
-        details = "; ".join(largest) + ("; ..." if len(sums) > 3 else "") + "; together"
+        details = "; ".join(largest) + ("; ..." if len(sums) > 3 else "")
         require_room("capacity", rows, together, details, f"{len(sums)} tables together")

@@ -17,7 +17,7 @@ from slipstream_tf._utils.errors import invalid, require_number
 from slipstream_tf.config import Table
 from slipstream_tf.optimizers import SparseOptimizer, optimizer_of
 
-_MOST = 10.0  # Maximum factor by which a followed dense rate may raise a table's rate.
+_MAX_FACTOR = 10.0  # Maximum factor by which a followed dense rate may raise a table's rate.
 _NOT_FOLLOWED = (
     "a finite rate > 0 near its maximum at the start of training. Otherwise, pass follow=False or "
     "a schedule to the optimizers of the tables"
@@ -175,20 +175,20 @@ class Rates:
         """Returns the dense rate divided by its reference.
 
         The factor is exactly 1 if the rate equals its reference, even if both are 0. The call fails
-        if the factor exceeds `_MOST`. For example, a dense rate first seen at the start of its
-        warm-up would raise the tables' rates far above the configured values.
+        if the factor exceeds `_MAX_FACTOR`. For example, a dense rate first seen at the start of
+        its warm-up would raise the tables' rates far above the configured values.
         """
         rate = _dense_rate(_compat.dense_rate(self._optimizer), self._optimizer.iterations)
         reference = self._reference.read_value()
         factor = tf.where(rate == reference, 1.0, rate / reference)
         details = (
-            f"The learning rate of {type(self._optimizer).__name__} is more than {_MOST:g} times "
-            "its value at the start of training, and the tables follow it. Expected "
-            f"{_NOT_FOLLOWED}."
+            f"The learning rate of {type(self._optimizer).__name__} is more than "
+            f"{_MAX_FACTOR:g} times its value at the start of training, and the tables "
+            f"follow it. Expected {_NOT_FOLLOWED}."
         )
         # Not `tf.debugging.assert_less_equal`: its condition costs more than the rest of this
         # function.
-        check = tf.raw_ops.Assert(condition=factor <= _MOST, data=[details])
+        check = tf.raw_ops.Assert(condition=factor <= _MAX_FACTOR, data=[details])
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(factor)
 

@@ -59,8 +59,8 @@ class CountingStore(NativeStore):
         config = self.tables[self.index_of(table)]
         keys, counts = accesses["keys"], accesses["counts"]
         if config.capacity is not None and keys.size > config.capacity:
-            maximum = np.sort(np.lexsort((keys, -counts))[: config.capacity])
-            keys, counts = keys[maximum], counts[maximum]
+            kept = np.sort(np.lexsort((keys, -counts))[: config.capacity])
+            keys, counts = keys[kept], counts[kept]
         rows = np.zeros((keys.size, config.dim), np.float32)
         self.import_table(table, table_contents(keys, rows, counts=counts))
 

@@ -25,7 +25,7 @@ class VariableStore(WatchingStore):
     The store neither owns nor looks up rows. It has the methods of a store that the saturation
     engine reads (tables, size, gather, hot keys, decay), but no `lookup` and no `apply_gradients`.
     The model gathers rows itself, and `distributed.DistributedGradientTape` passes the gradients to
-    `mask_gradients`.
+    `filter_gradient`.
 
     Deferred gradients are summed per row in buffers on the variable's device. They are applied
     together with the gradients of a later step. At the end of training call
@@ -105,7 +105,7 @@ class VariableStore(WatchingStore):
         inner = tensorflow_variable(variable)
         return None if inner is None else self._table_of.get(inner.ref())
 
-    def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
+    def filter_gradient(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
         """Counts accesses, then masks or defers gradients by the policy.
 
         Gradient rows are summed per key. Every index counts as one access, including duplicates and
@@ -126,7 +126,7 @@ class VariableStore(WatchingStore):
             TypeError: The gradients are not sparse.
             tf.errors.InvalidArgumentError: An index is out of range (only on a CPU).
         """
-        passed = super().mask_gradients(table, gradients)
+        passed = super().filter_gradient(table, gradients)
         ones = tf.ones_like(gradients.indices, tf.float32)
         self._counts[table].scatter_add(tf.IndexedSlices(ones, gradients.indices))
         return passed
@@ -177,7 +177,7 @@ class VariableStore(WatchingStore):
     def flush_with_next_gradients(self) -> None:
         """Schedules all deferred gradients of all tables for the next step.
 
-        The next call of `mask_gradients` for a table returns its sums. In a dry run the sums are
+        The next call of `filter_gradient` for a table returns its sums. In a dry run the sums are
         dropped instead.
         """
         for watched in self._watched.values():

@@ -325,7 +325,7 @@ class WatchingStore(UpdatedElsewhere):
         """Returns whether this rank stores the rows of keys, bool [n]."""
         return np.ones(keys.shape, bool)
 
-    def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
+    def filter_gradient(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
         """Sums gradients per key, then masks or defers them by the policy.
 
         Args:

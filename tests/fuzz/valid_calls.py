@@ -229,7 +229,7 @@ def call_look_ahead_ops(call: Call) -> None:
         output_types=[tf.int64],
         output_shapes=[[]],
     )
-    call("SlipstreamLookAheadWait", handle=handle)
+    call("SlipstreamLookAheadWaitUntilIdle", handle=handle)
 
 
 def call_drift_classifier_ops(call: Call) -> None:

@@ -252,7 +252,9 @@ def test_checkpoint_without_tables_names_checkpoint_manager(tmp_path):
     with excluded_from_checkpoint(store):
         path = tf.train.Checkpoint(model=model).write(str(tmp_path / "x"))
     before = state(model)
-    with pytest.raises(ValueError, match=r"Restore it with distributed\.CheckpointManager"):
+    with pytest.raises(
+        ValueError, match=r"Restore it with slipstream_tf\.distributed\.CheckpointManager"
+    ):
         tf.train.Checkpoint(model=model).read(path)
     assert_same_state(before, state(model))
 

@@ -100,7 +100,7 @@ def mask_by_variable_store(keys, rows, masked) -> KeptRows:
     store.set_update_policy("t", UpdatePolicy("mask"))
     store.set_saturated("t", np.searchsorted(own, masked))
     indices = np.searchsorted(own, keys)
-    kept = store.mask_gradients("t", slices(indices, rows, dense_shape=[own.size, DIM]))
+    kept = store.filter_gradient("t", slices(indices, rows, dense_shape=[own.size, DIM]))
     counts = store.update_counts("t")
     return KeptRows(own[kept.indices.numpy()], kept.values.numpy(), counts.masked, counts.offered)
 

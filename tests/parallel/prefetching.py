@@ -124,7 +124,7 @@ class Case:
 
 
 def reads_no_stale_row(comm: Any) -> None:
-    """Asserts that the lookup of an prefetched batch reads the updated rows."""
+    """Asserts that the lookup of a prefetched batch reads the updated rows."""
     cache_bytes = 32 * (64 + 4 * 4)  # 32 rows of t0. Its update rule has no slots.
     rule = optimizers.SGD(1.0)
     store = ShardedStore(TABLES[:1], rule, comm, cache_bytes=cache_bytes, prefetch=True)

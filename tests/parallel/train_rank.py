@@ -22,7 +22,7 @@ def break_off() -> None:
 
     from slipstream_tf.cli import pipeline
 
-    whole = pipeline.part_of_rank
+    whole = pipeline.slice_of_rank
 
     def check(index: np.int64) -> np.int64:
         if index == 2:
@@ -36,7 +36,7 @@ def break_off() -> None:
 
         return whole(dataset, *of_rank).enumerate().map(read)
 
-    pipeline.part_of_rank = torn
+    pipeline.slice_of_rank = torn
 
 
 def kill_after(last: int) -> None:

@@ -27,7 +27,7 @@ class CountFilter {
   uint32_t Add(int64_t key, uint32_t accesses) {
     counters_.resize(kCounters);
     const Positions positions(key);
-    const uint32_t count = std::min(kMax, Least(positions) + std::min(kMax, accesses));
+    const uint32_t count = std::min(kMax, Smallest(positions) + std::min(kMax, accesses));
     for (const int64_t position : positions.of_key) {
       counters_[position] = static_cast<uint8_t>(std::max<uint32_t>(counters_[position], count));
     }
@@ -36,7 +36,7 @@ class CountFilter {
     return count;
   }
   // Returns the count of a key; 0 if it was never added.
-  uint32_t Count(int64_t key) const { return counters_.empty() ? 0 : Least(Positions(key)); }
+  uint32_t Count(int64_t key) const { return counters_.empty() ? 0 : Smallest(Positions(key)); }
 
   int64_t bytes() const { return static_cast<int64_t>(counters_.capacity()); }
   // [kCounters], for a checkpoint; empty before the first access.
@@ -65,7 +65,7 @@ class CountFilter {
     int64_t of_key[4];
   };
 
-  uint32_t Least(const Positions& positions) const {
+  uint32_t Smallest(const Positions& positions) const {
     uint32_t minimum = kMax;
     for (const int64_t position : positions.of_key) {
       minimum = std::min<uint32_t>(minimum, counters_[position]);

@@ -25,13 +25,13 @@ uint64_t NextCapacity(uint64_t capacity, uint64_t shard) {
 // The index grows when more than 4/5 of the entries are used.
 constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;
 
-uint64_t MostUsed(uint64_t capacity) { return capacity * kLoadNumerator / kLoadDenominator; }
+uint64_t MaxUsed(uint64_t capacity) { return capacity * kLoadNumerator / kLoadDenominator; }
 
 // An index of 1 MiB or more prepares its next entries while it is 79% to 80% full, and drops them
 // when it is at most 78% full again.
 constexpr uint64_t kPreparedFrom = 1 << 16;
 
-uint64_t PreparedAfter(uint64_t capacity) { return MostUsed(capacity) - capacity / 100; }
+uint64_t PreparedAfter(uint64_t capacity) { return MaxUsed(capacity) - capacity / 100; }
 
 }  // namespace
 
@@ -53,7 +53,7 @@ void HashIndex::DropPrepared() { Entries(next_.get_allocator()).swap(next_); }
 void HashIndex::Prepare(uint64_t keys) {
   const uint64_t capacity = entries_.size(), after = PreparedAfter(capacity);
   const uint64_t all = NextCapacity(capacity, shard_);
-  const uint64_t part = all * (keys - after) / (MostUsed(capacity) - after);
+  const uint64_t part = all * (keys - after) / (MaxUsed(capacity) - after);
   try {
     next_.reserve(all);
     next_.resize(std::max<uint64_t>(next_.size(), part));
@@ -75,7 +75,7 @@ void HashIndex::Grow() {
 
 HashIndex::Entry* HashIndex::Insert(int64_t key, uint32_t index) {
   const uint64_t used = static_cast<uint64_t>(size_) + 1;
-  if (used > MostUsed(entries_.size())) {
+  if (used > MaxUsed(entries_.size())) {
     Grow();
   } else if (IsDue(used)) {
     Prepare(used);

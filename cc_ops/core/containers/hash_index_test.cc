@@ -175,9 +175,9 @@ TEST(HashIndex, ErasingKeysDropsPreparedEntries) {
   int64_t key = 0;
   for (; index.prepared() == 0; ++key) index.Insert(key, 0);
   const int64_t leaving = static_cast<int64_t>(index.entries().size() / 100) + 1;
-  const int64_t prefetch_keys = index.bytes();
+  const int64_t bytes_with_next = index.bytes();
   for (int64_t i = 0; i < leaving; ++i) {
-    ASSERT_EQ(index.bytes(), prefetch_keys) << i;
+    ASSERT_EQ(index.bytes(), bytes_with_next) << i;
     --key;
     ASSERT_TRUE(index.Erase(key));
   }

@@ -24,7 +24,7 @@ void LookAhead::Made() {
   changed_.notify_all();
 }
 
-bool LookAhead::IsIdle(Wait* wait) {
+bool LookAhead::WaitUntilIdle(Wait* wait) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return in_making_ == 0 || wait->is_cancelled_; });
   return in_making_ == 0;

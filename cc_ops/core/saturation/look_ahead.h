@@ -32,7 +32,7 @@ class LookAhead {
   };
 
   // Waits until no batch is being prepared. Returns false if the wait was cancelled before that.
-  bool IsIdle(Wait* wait);
+  bool WaitUntilIdle(Wait* wait);
   // Cancels a wait, even if it has not started.
   void Cancel(Wait* wait);
 

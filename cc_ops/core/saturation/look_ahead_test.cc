@@ -33,7 +33,7 @@ TEST(LookAhead, PullsFreelyWithinWindowAndWithoutWindow) {
 TEST(LookAhead, IsIdleWaitsForBatchesInProgress) {
   LookAhead ahead;
   LookAhead::Wait wait;
-  EXPECT_TRUE(ahead.IsIdle(&wait));
+  EXPECT_TRUE(ahead.WaitUntilIdle(&wait));
   ASSERT_TRUE(ahead.Pull());
   ASSERT_TRUE(ahead.Pull());
   std::atomic<int> made{0};
@@ -44,7 +44,7 @@ TEST(LookAhead, IsIdleWaitsForBatchesInProgress) {
       ahead.Made();
     }
   });
-  EXPECT_TRUE(ahead.IsIdle(&wait));
+  EXPECT_TRUE(ahead.WaitUntilIdle(&wait));
   EXPECT_EQ(made, 2);
   maker.join();
 }
@@ -54,15 +54,15 @@ TEST(LookAhead, WaitEndsWhenCancelled) {
   ASSERT_TRUE(ahead.Pull());
   LookAhead::Wait wait, early;
   ahead.Cancel(&early);
-  EXPECT_FALSE(ahead.IsIdle(&early));
+  EXPECT_FALSE(ahead.WaitUntilIdle(&early));
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     ahead.Cancel(&wait);
   });
-  EXPECT_FALSE(ahead.IsIdle(&wait));
+  EXPECT_FALSE(ahead.WaitUntilIdle(&wait));
   other.join();
   ahead.Made();
-  EXPECT_TRUE(ahead.IsIdle(&wait)) << "there is nothing to wait for";
+  EXPECT_TRUE(ahead.WaitUntilIdle(&wait)) << "there is nothing to wait for";
 }
 
 }  // namespace

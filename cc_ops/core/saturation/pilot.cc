@@ -161,7 +161,7 @@ void Pilot::List(const std::vector<FeatureView>& features, int num_tables, int64
 }
 
 template <int kFactors>
-SLIPSTREAM_ALWAYS_INLINE void Pilot::SubsampleBy() {
+SLIPSTREAM_ALWAYS_INLINE void Pilot::PredictWith() {
   const Term* term = terms_.data();
   for (Example& example : examples_) {
     Factor<kFactors> sum = {}, squares = {};
@@ -182,13 +182,13 @@ SLIPSTREAM_ALWAYS_INLINE void Pilot::SubsampleBy() {
   }
 }
 
-SLIPSTREAM_SIMD_CLONES void Pilot::Subsample() {
+SLIPSTREAM_SIMD_CLONES void Pilot::Predict() {
   if (padded_ == 8) {
-    SubsampleBy<8>();
+    PredictWith<8>();
   } else if (padded_ == 4) {
-    SubsampleBy<4>();
+    PredictWith<4>();
   } else {
-    SubsampleBy<0>();
+    PredictWith<0>();
   }
 }
 

@@ -107,9 +107,9 @@ class Pilot {
   // Lists the keys of one feature from `term` on; returns the end.
   Term* ListKeys(const FeatureView& feature, uint64_t salt, int64_t example, Term* term) const;
   // Predicts the listed examples.
-  void Subsample();
+  void Predict();
   template <int kFactors>
-  void SubsampleBy();
+  void PredictWith();
   // Adds the gradients of the listed examples to the gradients of the step.
   void Collect();
   // Adds the buckets of the listed examples to learning_.
@@ -159,7 +159,7 @@ void Pilot::ForEach(const std::vector<FeatureView>& features, int num_tables, in
   for (int64_t begin = 0; begin < batch; begin += kExamplesAtOnce) {
     const int64_t end = std::min(batch, begin + kExamplesAtOnce);
     List(features, num_tables, begin, end);
-    Subsample();
+    Predict();
     for (int64_t i = begin; i < end; ++i) {
       Example* const example = &examples_[static_cast<size_t>(i - begin)];
       const Lesson lesson = decide(i, example->probability);

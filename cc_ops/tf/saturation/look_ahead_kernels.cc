@@ -40,17 +40,17 @@ absl::Status WaitUntilIdle(OpKernelContext* context, LookAheadResource* resource
   if (can_be_cancelled && !step->RegisterCallback(token, [&] { ahead.Cancel(&wait); })) {
     ahead.Cancel(&wait);
   }
-  const bool is_idle = ahead.IsIdle(&wait);
+  const bool is_done = ahead.WaitUntilIdle(&wait);
   // Returns after the callback, if it runs, has ended.
   if (can_be_cancelled) step->DeregisterCallback(token);
-  if (is_idle) return absl::OkStatus();
+  if (is_done) return absl::OkStatus();
   return absl::CancelledError(
       "the step was cancelled while it waited for the input pipeline to finish a batch");
 }
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookAhead", FunctionKernel<CreateResource<LookAheadResource>>);
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadBeginWindow", ResourceKernel<BeginWindow>);
-SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadWait", ResourceKernel<WaitUntilIdle>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamLookAheadWaitUntilIdle", ResourceKernel<WaitUntilIdle>);
 
 }  // namespace
 }  // namespace slipstream

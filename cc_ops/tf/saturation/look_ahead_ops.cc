@@ -33,7 +33,7 @@ batches: Scalar, at least 0. Number of batches of the window; 0 means no limit.
 pulled: Scalar, at least 0. Number of these batches that the dataset has already returned.
 )doc");
 
-REGISTER_OP("SlipstreamLookAheadWait")
+REGISTER_OP("SlipstreamLookAheadWaitUntilIdle")
     .Input("handle: resource")
     .SetIsStateful()
     .SetShapeFn(Shapes("[]"))

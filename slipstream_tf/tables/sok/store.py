@@ -214,11 +214,11 @@ class SokStore(SpreadStore, WatchingStore):
         return [
             (gradient, variable)
             if gradient is None or id(variable) not in self._table_of
-            else (self.mask_gradients(self._table_of[id(variable)], gradient), variable)
+            else (self.filter_gradient(self._table_of[id(variable)], gradient), variable)
             for gradient, variable in grads_and_vars
         ]
 
-    def mask_gradients(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
+    def filter_gradient(self, table: str, gradients: tf.IndexedSlices) -> tf.IndexedSlices:
         """Sums gradients per key, then masks or defers them by the policy.
 
         Args:
@@ -240,7 +240,7 @@ class SokStore(SpreadStore, WatchingStore):
             tf.ensure_shape(gradients.indices, [None]),
             gradients.dense_shape,
         )
-        return super().mask_gradients(table, shaped)
+        return super().filter_gradient(table, shaped)
 
     def _movement(self, table: str, keys: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
         if not self._table(table).is_dynamic:
@@ -357,7 +357,7 @@ class SokStore(SpreadStore, WatchingStore):
             self._watched[name].flush()
             empty, shape = tf.zeros([0, found.dim]), tf.constant([0, found.dim])
             nothing = tf.IndexedSlices(empty, tf.zeros([0], tf.int64), shape)
-            pairs.append((self.mask_gradients(name, nothing), found.variable))
+            pairs.append((self.filter_gradient(name, nothing), found.variable))
         optimizer.apply_gradients(pairs)
 
     def slot_layout(self, table: str) -> SlotLayout:

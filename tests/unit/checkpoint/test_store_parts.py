@@ -291,7 +291,7 @@ def variable_store(optimizer: Any = None) -> VariableStore:
     store.set_update_policy("t", DEFERS)
     store.set_row_flags("t", np.array(DEFERRED), np.ones(len(DEFERRED), np.uint8))
     values = tf.constant([gradient(key) for key in DEFERRED])
-    store.mask_gradients(
+    store.filter_gradient(
         "t", tf.IndexedSlices(values, tf.constant(DEFERRED), tf.constant([ROWS, 2]))
     )
     assert store.deferred_rows() == {"t": len(DEFERRED)}

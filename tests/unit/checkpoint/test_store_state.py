@@ -60,7 +60,7 @@ def check(store: NativeStore, before: dict[str, Any], saved: NativeStore) -> Non
 LOG = [
     "Loading table 'same' of ",
     "Loading table 'other_rule' of ",
-    "Its slots start from scratch, because their update rule is SGD instead of Adagrad.",
+    "Its slots start from scratch, because their optimizer was SGD instead of Adagrad.",
     "Table 'added' stays unchanged: ",
     "has it with dim=2 instead of dim=3.",
     "Ignored table 'removed' of ",

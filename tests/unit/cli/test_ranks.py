@@ -13,7 +13,7 @@ import tensorflow as tf
 from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.cli import demo, train
 from slipstream_tf.cli.flag_set import RUN_ERROR, USAGE_ERROR, RunError, UsageError
-from slipstream_tf.cli.pipeline import inputs_of_rank, part_of_rank, share_of_rank
+from slipstream_tf.cli.pipeline import batches_of_rank, inputs_of_rank, slice_of_rank
 from slipstream_tf.cli.program import AgreedError, agreed, run_program
 from slipstream_tf.distributed import SingleProcess
 
@@ -42,7 +42,7 @@ def test_rank_parts_contain_every_example_once(inputs: int, size: int) -> None:
     taken: list[int] = []
     for rank in range(size):
         comm = FakeRank(rank, size)
-        own = [n for _, label in share_of_rank(batches(inputs, 4), comm) for n in label.numpy()]
+        own = [n for _, label in batches_of_rank(batches(inputs, 4), comm) for n in label.numpy()]
         assert len(own) == inputs_of_rank(inputs, 4, comm)
         taken += own
     assert sorted(taken) == list(range(inputs))
@@ -54,7 +54,7 @@ def test_step_parts_contain_every_example_once_with_fraction(inputs: int, size: 
     steps = []
     for rank in range(size):
         comm = FakeRank(rank, size)
-        parts = list(part_of_rank(batches(inputs, 4 * size), 4, comm))
+        parts = list(slice_of_rank(batches(inputs, 4 * size), 4, comm))
         assert sum(len(label) for _, label in parts) == inputs_of_rank(inputs, 4, comm)
         steps.append(parts)
     taken: list[int] = []

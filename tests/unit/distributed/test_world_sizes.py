@@ -281,7 +281,7 @@ def test_restore_replaces_deferred_gradients_with_rows(tmp_path: Path) -> None:
     store.set_update_policy("a", UpdatePolicy("defer", "interval", max_age=100, max_rows=10))
     store.set_row_flags("a", [3], [1])
     gradients = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3]), tf.constant([10, 2]))
-    store.mask_gradients("a", gradients)
+    store.filter_gradient("a", gradients)
     assert store.deferred_rows() == {"a": 1}
     assert checkpoints.restore() is not None
     assert store.deferred_rows() == {"a": 0}

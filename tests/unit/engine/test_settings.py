@@ -158,7 +158,7 @@ def test_max_auc_loss_is_divided_among_policy_kinds():
 )
 def test_probes_follow_needs_of_policies(policies, settings, windows):
     saturation = Saturation(**settings) if settings else None
-    assert EngineSettings(policies, saturation=saturation).probes_every == windows
+    assert EngineSettings(policies, saturation=saturation).revisit_every == windows
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def one_key(state: KeyState, drift: float) -> KeyStates:
     )
 
 
-def advance(states, hot, drifts, threshold, window, *, probes_every=0, are_masked=False):
+def advance(states, hot, drifts, threshold, window, *, revisit_every=0, are_masked=False):
     """Applies `next_states` to drifts (key -> drift).
 
     Keys of `states` without a drift count as evicted.
@@ -38,7 +38,7 @@ def advance(states, hot, drifts, threshold, window, *, probes_every=0, are_maske
     measured = np.array([drifts[key] for key in keys.tolist()], np.float32)
     deciding = deciding_drifts(states, keys, measured, are_masked=are_masked)
     hot_keys = np.array(sorted(hot), np.int64)
-    return next_states(hot_keys, keys, deciding, threshold, window, probes_every)
+    return next_states(hot_keys, keys, deciding, threshold, window, revisit_every)
 
 
 def as_rows(states: KeyStates) -> list[tuple]:
@@ -125,7 +125,7 @@ def test_probes_of_many_keys_are_spread_evenly():
     keys = range(100_000)  # Consecutive keys, which the hash must scatter.
     states = advance(KeyStates.empty(), keys, {}, 1.0, 0)
     for window in range(1, 13):
-        states = advance(states, keys, dict.fromkeys(keys, 0.5), 1.0, window, probes_every=10)
+        states = advance(states, keys, dict.fromkeys(keys, 0.5), 1.0, window, revisit_every=10)
         assert 9_500 < states.counts()["probing"] < 10_500
         assert sum(states.counts().values()) == len(keys)
 
@@ -144,7 +144,7 @@ histories = st.lists(
 )
 settings = st.fixed_dictionaries(
     {
-        "probes_every": st.sampled_from([0, 1, 2, 3]),
+        "revisit_every": st.sampled_from([0, 1, 2, 3]),
         "are_masked": st.booleans(),
     }
 )
@@ -213,21 +213,21 @@ def test_advance_does_not_change_its_arguments(history, settings):
 
 @given(
     keys=st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
-    probes_every=st.integers(1, 12),
+    revisit_every=st.integers(1, 12),
     are_masked=st.booleans(),
     first=st.integers(0, 1000),
 )
-def test_saturated_key_probes_once_per_probe_interval(keys, probes_every, are_masked, first):
+def test_saturated_key_probes_once_per_probe_interval(keys, revisit_every, are_masked, first):
     states, probing = advance(KeyStates.empty(), keys, {}, 1.0, first), []
-    for window in range(first + 1, first + 1 + 3 * probes_every):
+    for window in range(first + 1, first + 1 + 3 * revisit_every):
         drifts = dict.fromkeys(states.keys, 0.5)
         states = advance(
-            states, keys, drifts, 1.0, window, probes_every=probes_every, are_masked=are_masked
+            states, keys, drifts, 1.0, window, revisit_every=revisit_every, are_masked=are_masked
         )
         probing.append(states.states == PROBING)
         assert np.isin(states.states, [SATURATED, PROBING]).all()
-    for start in range(2 * probes_every + 1):
-        assert (np.sum(probing[start : start + probes_every], axis=0) == 1).all()
+    for start in range(2 * revisit_every + 1):
+        assert (np.sum(probing[start : start + revisit_every], axis=0) == 1).all()
 
 
 def test_deciding_drifts_are_last_unmasked_drifts():
@@ -280,7 +280,7 @@ def test_invalid_arguments_raise(changes, message):
         "drift": np.ones(1, np.float32),
         "threshold": 1.0,
         "window": 3,
-        "probes_every": 0,
+        "revisit_every": 0,
     }
     with pytest.raises(ValueError, match=message):
         next_states(**{**arguments, **changes})

@@ -144,7 +144,7 @@ def test_callback_works_with_and_without_call(tmp_path):
 
 def test_engine_as_callback_raises():
     embeddings, model = make()
-    with pytest.raises(TypeError, match=r"callbacks=\[slipstream\.callback\]"):
+    with pytest.raises(TypeError, match=r"callbacks=\[slipstream\.callback\(\)\]"):
         fit(model, batches(), [engine(embeddings)])
 
 

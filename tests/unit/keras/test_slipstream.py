@@ -215,7 +215,7 @@ def test_get_keys_extracts_keys_from_other_structures():
 
 def test_missing_callback_warns_once():
     slipstream = make_engine(make_embeddings())
-    with pytest.warns(RuntimeWarning, match=r"10 batches .*`slipstream\.callback`") as caught:
+    with pytest.warns(RuntimeWarning, match=r"10 batches .*`slipstream\.callback\(\)`") as caught:
         list(slipstream.apply(make_data(30), batch_size=BATCH_SIZE))
     assert len(caught) == 1
 

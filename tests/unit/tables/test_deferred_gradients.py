@@ -170,7 +170,7 @@ def test_policy_change_applies_sums_with_next_step():
     def offer(*keys):
         ones = tf.ones([len(keys), DIM])
         slices = tf.IndexedSlices(ones, tf.constant(keys, tf.int32), tf.constant([ROWS, DIM]))
-        passed = store.mask_gradients("t", slices)
+        passed = store.filter_gradient("t", slices)
         assert passed.indices.dtype == tf.int32
         return dict(zip(passed.indices.numpy().tolist(), passed.values.numpy()[:, 0], strict=True))
 
@@ -199,8 +199,8 @@ def test_nonfinite_gradients_are_not_deferred():
         values = tf.constant([[np.nan] * DIM, [0.1] * DIM])
         slices = tf.IndexedSlices(values, tf.constant([0, 1]), tf.constant([ROWS, DIM]))
         store.flush_with_next_gradients()
-        store.mask_gradients("t", slices)
-        assert store.mask_gradients("t", slices).indices.numpy().tolist() == [0]
+        store.filter_gradient("t", slices)
+        assert store.filter_gradient("t", slices).indices.numpy().tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_movement_after_step_traced_without_optimizer_raises():
     variable = tf.Variable(tf.zeros([ROWS, DIM]))
     store = VariableStore({"t": variable})
     gradients = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
-    tf.function(lambda: store.mask_gradients("t", gradients).values)()
+    tf.function(lambda: store.filter_gradient("t", gradients).values)()
     store.use_optimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="received after a step had been traced"):
         store.set_update_policy("t", MOVEMENT)
@@ -276,7 +276,7 @@ def test_optimizer_without_state_raises():
     store.set_update_policy("t", MOVEMENT)
     slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([0]), tf.constant([ROWS, DIM]))
     with pytest.raises(ValueError, match=r"optimizer.build\(model.trainable_variables\)"):
-        store.mask_gradients("t", slices)
+        store.filter_gradient("t", slices)
 
 
 def test_flush_with_accumulating_optimizer_raises():
@@ -296,7 +296,7 @@ def test_tensorflow_1_optimizers_can_flush():
     store.set_update_policy("t", INTERVAL)
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
     slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
-    store.mask_gradients("t", slices)
+    store.filter_gradient("t", slices)
     assert flush_deferred(store, optimizer) == 1
     np.testing.assert_array_equal(variable.numpy()[3], [-0.5] * DIM)
     assert flush_deferred(store, optimizer) == 0
@@ -308,7 +308,7 @@ def defer_one(variable, optimizer=None):
     store.set_saturated("t", [3])
     store.set_update_policy("t", INTERVAL)
     slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([3]), tf.constant([ROWS, DIM]))
-    store.mask_gradients("t", slices)
+    store.filter_gradient("t", slices)
     assert store.deferred_rows() == {"t": 1}
     return store
 
@@ -364,7 +364,7 @@ def test_need_for_collective_flush_is_independent_of_deferred_gradients():
         store.set_update_policy("t", UpdatePolicy())
         deferring.append(bool(store.is_deferring("t")))
         slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([5]), tf.constant([ROWS, DIM]))
-        indices = store.mask_gradients("t", slices).indices.numpy().tolist()
+        indices = store.filter_gradient("t", slices).indices.numpy().tolist()
         assert indices == ([3, 5] if has_deferred else [5])
         assert not store.is_deferring("t").numpy()
     assert deferring == [True, True]
@@ -379,7 +379,7 @@ def test_step_after_end_of_data_changes_nothing():
     def step(iterator):
         keys = next(iterator)
         slices = tf.IndexedSlices(tf.ones([1, DIM]), keys, tf.constant([ROWS, DIM], tf.int64))
-        return store.mask_gradients("t", slices).indices
+        return store.filter_gradient("t", slices).indices
 
     data = tf.data.Dataset.from_tensors(tf.constant([5], tf.int64)).filter(lambda _: False)
     for _ in range(3):

@@ -132,7 +132,7 @@ def test_schedule_follows_updates_of_table_and_is_restored() -> None:
 def test_restoring_other_rule_raises() -> None:
     saved = export_state(NativeStore(tables(Adam(0.1)), SGD(1.0)))
     other = NativeStore(tables(SGD(0.1)), SGD(1.0))
-    with pytest.raises(ValueError, match="table 'b' was saved with the update rule Adam"):
+    with pytest.raises(ValueError, match="table 'b' was saved with the optimizer Adam"):
         restore_state(other, saved, "a test")
     restore_state(NativeStore(tables(Adam(0.5)), SGD(2.0)), saved, "a test")
 
@@ -159,6 +159,8 @@ def test_checkpoint_contains_rule_and_rate_of_each_table(tmp_path: Any) -> None:
 
 
 def test_sok_refuses_different_rules() -> None:
-    with pytest.raises(ValueError, match=r"`optimizer`.*SOK's tables.*same optimizer and rate"):
+    with pytest.raises(
+        ValueError, match=r"`optimizer`.*SOK's tables.*same optimizer and learning rate"
+    ):
         optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.25), "SOK's tables")
     assert optimizers.shared_optimizer(tables(SGD(0.5)), SGD(0.5), "SOK's tables") == SGD(0.5)

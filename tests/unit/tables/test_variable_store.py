@@ -147,7 +147,7 @@ def test_counts_and_hot_keys_equal_reference(steps, k):
     store.set_saturated("item", [0, 3])
     expected = np.zeros(ROWS, np.float32)
     for dtype, indices in zip([tf.int32, tf.int64] * 2, steps, strict=False):
-        store.mask_gradients("item", slices(indices, dtype=dtype))
+        store.filter_gradient("item", slices(indices, dtype=dtype))
         np.add.at(expected, np.array(indices, np.int64), 1)
     keys, counts = store.hot_keys("item", k)
     order = np.lexsort((np.arange(ROWS), -expected))
@@ -159,7 +159,7 @@ def test_counts_and_hot_keys_equal_reference(steps, k):
 
 def test_decay_scales_counts():
     store, _ = make()
-    store.mask_gradients("item", slices([5, 2, 5]))
+    store.filter_gradient("item", slices([5, 2, 5]))
     store.decay_counts(0.5)
     keys, counts = store.hot_keys("item", 9)
     np.testing.assert_array_equal(keys, [5, 2])
@@ -174,13 +174,13 @@ def test_decay_scales_counts():
 def test_mask_deduplicates_and_counts_rows():
     store, _ = make()
     store.set_saturated("item", [2, 6])
-    passed = store.mask_gradients("item", slices([5, 2, 5, 6, 2, 0]))
+    passed = store.filter_gradient("item", slices([5, 2, 5, 6, 2, 0]))
     np.testing.assert_array_equal(passed.indices, [0, 5])
     np.testing.assert_array_equal(passed.values, [[1.0] * DIM, [2.0] * DIM])
     np.testing.assert_array_equal(passed.dense_shape, [ROWS, DIM])
     assert (int(store.offered_rows["item"]), int(store.masked_rows["item"])) == (4, 2)
-    store.mask_gradients("item", slices([]))
-    store.mask_gradients("item", slices([2]))
+    store.filter_gradient("item", slices([]))
+    store.filter_gradient("item", slices([2]))
     assert (int(store.offered_rows["item"]), int(store.masked_rows["item"])) == (5, 3)
     counts = store.update_counts("item")
     assert (counts.offered, counts.sent, counts.masked) == (5, 2, 3)
@@ -195,7 +195,7 @@ def test_set_saturated_replaces_keys_of_one_table_without_retracing():
     @tf.function
     def passed():
         traces.append(1)
-        return [store.mask_gradients(name, slices([1, 2, 3])).indices for name in variables]
+        return [store.filter_gradient(name, slices([1, 2, 3])).indices for name in variables]
 
     for name, keys, user, item in (
         ("user", [1], [2, 3], [1, 2, 3]),
@@ -250,7 +250,7 @@ def test_invalid_saturated_keys_raise(keys, message):
     store.set_saturated("item", [1])
     with pytest.raises(ValueError, match=message):
         store.set_saturated("item", keys)
-    passed = store.mask_gradients("item", slices([0, 1]))
+    passed = store.filter_gradient("item", slices([0, 1]))
     assert list(passed.indices) == [0], "a rejected call changes nothing"
 
 
@@ -261,7 +261,7 @@ def test_unknown_table_and_invalid_k_raise():
         lambda: store.gather("shop", [0]),
         lambda: store.hot_keys("shop", 1),
         lambda: store.set_saturated("shop", []),
-        lambda: store.mask_gradients("shop", slices([])),
+        lambda: store.filter_gradient("shop", slices([])),
     ):
         with pytest.raises(ValueError, match=r"Invalid `table`: 'shop'.*one of 'item'"):
             call()
@@ -272,9 +272,9 @@ def test_unknown_table_and_invalid_k_raise():
 def test_indices_out_of_range_and_dense_gradients_raise():
     store, _ = make()
     with tf.device("CPU:0"), pytest.raises(tf.errors.InvalidArgumentError, match="8"):
-        store.mask_gradients("item", slices([8]))
+        store.filter_gradient("item", slices([8]))
     with pytest.raises(TypeError, match=r"Expected a tf.IndexedSlices"):
-        store.mask_gradients("item", tf.zeros([ROWS, DIM]))
+        store.filter_gradient("item", tf.zeros([ROWS, DIM]))
 
 
 def test_policy_decides_whether_flagged_rows_are_masked():
@@ -287,7 +287,7 @@ def test_policy_decides_whether_flagged_rows_are_masked():
         ("shadow", UpdatePolicy("mask", is_shadow=True)),
     ):
         store.set_update_policy("item", policy)
-        passed[name] = list(store.mask_gradients("item", slices([2, 1])).indices)
+        passed[name] = list(store.filter_gradient("item", slices([2, 1])).indices)
     assert passed == {"apply": [1, 2], "mask": [2], "shadow": [1, 2]}
     assert store.update_counts("item").masked == 2  # A dry run counts the rows that it would mask.
 
