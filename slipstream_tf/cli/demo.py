@@ -80,8 +80,9 @@ _FLAGS = {
         Flag("quick", None, f"train on {_QUICK_EXAMPLES:,} examples, unless --examples is given"),
     ),
     "Runs": (
-        Flag("skip_fraction", Number(0, 1), "fraction of the examples to skip after the warm-up",
-             None, "0.85 for a click rate of at most 5%, 0.5 for at most 15%, else 0.3"),
+        Flag("skip_fraction", Number(0, 1, True, True), "fraction of the examples to skip after "
+             "the warm-up", None,
+             "0.85 for a click rate of at most 5%, 0.5 for at most 15%, else 0.3"),
         Flag("seed", Integer(0, (1 << 31) - 1), "seed of all runs", 0),
         Flag("threads", Integer(1, 1024), "threads of TensorFlow and of the data pipeline", None,
              "all cores"),

@@ -280,8 +280,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "the rows", None, "0.05 * --rows_learning_rate", (DEFER, NO_AUC_BOUND)),
         Flag("defer_max_age", Integer(1), "maximum number of steps for which a gradient is "
              "deferred", None, "200", (DEFER,)),
-        Flag("mask_fraction", Number(0, 1), "fraction of the hot examples that should have only "
-             "saturated keys; it determines the drift threshold T", None, "0.3", (MASK,)),
+        Flag("mask_fraction", Number(0, 1, True), "fraction of the hot examples that should have "
+             "only saturated keys; it determines the drift threshold T", None, "0.3", (MASK,)),
         Flag("max_auc_loss", Number(0, 1, True), "maximum AUC loss that policies may cause, by an "
              "estimate that held on shuffled data but failed on a changing stream (with 0.0005, "
              "training lost 0.0020)", None, "no limit", (STEERED,)),
