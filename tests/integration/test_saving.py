@@ -144,7 +144,7 @@ def test_loading_replaces_existing_rows(tmp_path):
         (
             [Table("a/b", 4), Table("b", 4)],
             optimizers.Adagrad(0.1),
-            "saved with the update rule Adam, but this program uses Adagrad",
+            "saved with the optimizer Adam, but this program uses Adagrad",
         ),
     ],
     ids=["names", "dim", "rule"],

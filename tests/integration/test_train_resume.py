@@ -237,7 +237,7 @@ def test_resume_with_incompatible_settings_is_refused(
     (output / "checkpoints" / "run.json").write_text("{")
     assert "run.json cannot be read" in refused(capsys, *small, "--resume")
     for flags in (("--resume",), ("--checkpoint_every=4",)):
-        assert "with --output" in refused(capsys, f"--data={data}", *SMALL, *flags)
-    assert "with --checkpoint_every" in refused(
+        assert "requires --output" in refused(capsys, f"--data={data}", *SMALL, *flags)
+    assert "requires --checkpoint_every" in refused(
         capsys, f"--data={data}", *SMALL, "--keep_checkpoints=2", f"--output={tmp_path / 'other'}"
     )

@@ -167,7 +167,7 @@ def refuses(comm: Any, is_traced: bool) -> None:
         require_error("discard_prefetched", lambda i=inputs, s=shares: train(i, s, None))
     train(second, gradients, None)
     train(third, gradients, first)
-    require_error("once a step", lambda: store.prefetch_keys(pack(second, SPECS)))
+    require_error("once per step", lambda: store.prefetch_keys(pack(second, SPECS)))
     store.discard_prefetched()
     train(second, gradients, None)
     plain = ShardedStore(TABLES, optimizers.SGD(0.1), comm)

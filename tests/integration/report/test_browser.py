@@ -68,7 +68,7 @@ def require_drawn(browser: Any, num_runs: int, picture: Path) -> None:
     assert len(plots) == 24
     for plot in plots:
         assert plot["width"] >= 330 and plot["height"] >= 220, plot
-        assert plot["words"].startswith("Across: ") and plot["words"].endswith("."), plot
+        assert plot["words"].startswith("Horizontal: ") and plot["words"].endswith("."), plot
         browser.screenshot(picture, *(plot[name] for name in ("x", "y", "width", "height")))
         image = matplotlib_image.imread(picture)[..., :3]
         assert len(plot["colors"]) == num_runs, plot["name"]

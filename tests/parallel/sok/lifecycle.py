@@ -125,7 +125,7 @@ def take_no_more_than_there_is_room_for(comm) -> None:
     try:
         small.import_table("t", contents)
     except RuntimeError as error:
-        assert "evicted" in str(error) and "more capacity" in str(error)
+        assert "evicted" in str(error) and "Increase the capacity" in str(error)
     else:
         raise AssertionError("rows were lost without an error")
     # Existing rows are evicted for the loaded rows.

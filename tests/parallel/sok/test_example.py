@@ -17,7 +17,7 @@ def flags(ranks: int) -> list[str]:
 
 
 def auc_of(output: str) -> float:
-    (found,) = re.findall(r"test AUC (\d\.\d+) of \d+ inputs", output)
+    (found,) = re.findall(r"test AUC (\d\.\d+) of \d+ examples", output)
     return float(found)
 
 

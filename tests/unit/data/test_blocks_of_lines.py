@@ -26,7 +26,7 @@ def exact(line_format, block: bytes) -> ParsedLines:
         columns = line.rstrip(b"\r").split(line_format.delimiter.encode())
         try:
             if len(columns) != line_format.num_columns:
-                raise ValueError(f"{len(columns)} columns")
+                raise ValueError(f"the line has {len(columns)} columns")
             rows.append(line_format.parse_line(columns))
         except ValueError as error:
             reasons[i] = str(error)

@@ -298,7 +298,7 @@ MISMATCHES: dict[str, tuple[Any, Any, str]] = {
         optimizers.Adagrad(0.1),
         r"was saved with tables \['a', 'b'\], but this program has \['a', 'c'\]",
     ),
-    "rule": (TABLES, optimizers.Adam(0.1), "the update rule Adagrad, but this program uses Adam"),
+    "rule": (TABLES, optimizers.Adam(0.1), "the optimizer Adagrad, but this program uses Adam"),
     "capacity": (
         (Table("a", 4, retention=Retention(3)), Table("b", 3)),
         optimizers.Adagrad(0.1),

@@ -176,7 +176,7 @@ def test_rows_of_other_tables_raise(model, change):
     layer = make_layer(rule, dim=8 if change == "dim" else 4)
     layer(KEYS, training=True)
     before = contents(layer)
-    with pytest.raises(ValueError, match="update rule" if change == "rule" else "dim=4"):
+    with pytest.raises(ValueError, match="the optimizer" if change == "rule" else "dim=4"):
         layer.set_weights(layer_of(model).get_weights())
     assert_same(layer, before)
 

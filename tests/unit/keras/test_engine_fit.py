@@ -124,7 +124,7 @@ def test_deferring_sends_fewer_rows_and_counts_all():
     rows = run.assert_account().rows
     assert 0 < rows.sent < rows.offered and rows.masked == 0 and rows.due_by_movement > 0
     assert rows.deferred >= rows.deferred_now == deferred_rows(run) > 0
-    assert "been sent" in run.words and "MiB saved" in run.words
+    assert "been sent" in run.words and "MiB have been saved" in run.words
 
 
 def test_evaluation_flushes_and_equals_plain_training():

@@ -154,7 +154,7 @@ def test_checkpoint_contains_rule_and_rate_of_each_table(tmp_path: Any) -> None:
         other.export_table("b")["slots"], store.export_table("b")["slots"]
     )
     wrong = NativeStore(tables(SGD(0.5)), SGD(0.5))
-    with pytest.raises(checkpoint.CheckpointMismatchError, match="update rule Adagrad"):
+    with pytest.raises(checkpoint.CheckpointMismatchError, match="optimizer Adagrad"):
         distributed.CheckpointManager(str(tmp_path), whole, comm, wrong).restore()
 
 
