@@ -171,7 +171,7 @@ def describe(
         findings: Measurements of the window.
         steering: The fraction to save on in the next window.
         decision: Decisions for the next window.
-        **others: The remaining fields of the report.
+        **fields: The remaining fields of the report.
     """
     drift = np.concatenate([measured.drift for measured in findings.measured])
     finite = np.sort(drift[np.isfinite(drift)])
