@@ -171,7 +171,7 @@ class Trainer:
                 assert self._parts.valid is not None
                 valid, every = self._measured_part(self._parts.valid), None
                 measure = functools.partial(self._measured, valid, "validation")
-                steps_between, exclude_seconds = self._validation_steps, self._leave_out
+                steps_between, exclude_seconds = self._validation_steps, self._exclude_seconds
                 self._validation = Validation(
                     self._count, settings, measure, steps_between, exclude_seconds
                 )
@@ -303,7 +303,7 @@ class Trainer:
                 self._embeddings.store.flush()
             return totals.evaluate(self._predict, dataset, self._comm, part)
 
-    def _leave_out(self, seconds: float) -> None:
+    def _exclude_seconds(self, seconds: float) -> None:
         """Counts seconds in callbacks as evaluation time, not as training time."""
         self._timer.exclude(seconds)
         self._curve.evaluation_seconds += seconds
