@@ -309,3 +309,35 @@ def is_saving_model() -> bool:
     """Returns whether TensorFlow is writing a SavedModel and traces functions for it."""
     context = importlib.import_module("tensorflow.python.saved_model.save_context")
     return bool(context.in_save_context())
+
+
+def is_recording_stopped() -> bool:
+    """Returns whether recording is stopped, as in `tf.recompute_grad`."""
+    tapes = importlib.import_module("tensorflow.python.pywrap_tfe")
+    return bool(tapes.TFE_Py_TapeSetIsStopped())
+
+
+def is_recorded_alike(first: Any, second: Any) -> bool:
+    """Returns whether the same number of tapes (0, 1 or more) has recorded both tensors.
+
+    Of two tensors that depend on the same variable, a tape that was opened between them has
+    recorded only the second.
+    """
+    util = importlib.import_module("tensorflow.python.ops.gradients_util")
+    possible = util.PossibleTapeGradientTypes
+    return bool(possible([first]) == possible([second]))
+
+
+def graph_outside_of_control_flow() -> Any:
+    """Returns the graph that contains the loops and branches that are being traced.
+
+    None in eager code.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    return graph

@@ -170,6 +170,9 @@ class ExchangedStore(CollectingStore, NativeStore):
             self._owners,
             advance_step=self._collector is not self,
             passes_non_finite=passes_non_finite,
+            handles=self._collector._handles,
+            # The optimizer applies gradients that may not be finite.
+            advice="" if gradients or passes_non_finite else self.advice,
         )
 
     def _count_update(self, collected: exchange_ops.SendBuffer) -> WireDtype:

@@ -260,11 +260,15 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         return self if self.comm.size == 1 else self._replicas
 
     def lookup(
-        self, packed: PackedFeatures, training: bool, stacked: bool = False
+        self,
+        packed: PackedFeatures,
+        training: bool,
+        stacked: bool = False,
+        joins_step: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """Looks up a batch like `EmbeddingStore.lookup`; a collective."""
         if self.comm.size == 1:
-            return super().lookup(packed, training, stacked)
+            return super().lookup(packed, training, stacked, joins_step)
         what = "lookup" if training else "evaluation"
         layout, routed = self._route(packed, stacked)
         request = functools.partial(self._request, routed, what)
@@ -275,13 +279,18 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         # Send the rows that other ranks requested, and receive the rows that this rank requested.
         dtype = self.wire.dtype_of(self.wire.rows, self._steps.read_value())
         messages, lengths, row_bytes = exchange_ops.pull_rows(
-            self._handles, *requested, training, self._with_summary.read_value(), dtype
+            self._handles,
+            *requested,
+            training,
+            self._with_summary.read_value(),
+            dtype,
+            joins_step,
         )
         kinds = Mixed([("rows", tf.reduce_sum(row_bytes) - row_bytes[self.comm.rank])])
         name = self._names.of(f"{what}.rows")
         received, _ = self.comm.exchange(messages, lengths, kinds, name)
         pooled, plan = exchange_ops.look_up_pulled(
-            self._replicas._handles, packed, layout, routed, received, training
+            self._replicas._handles, packed, layout, routed, received, training, joins_step
         )
         return pooled, plan if training else None
 

@@ -363,10 +363,12 @@ class EmbeddingCollection(keras.layers.Layer):
             return None
         return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
 
-    def _trained_lookup(self, packed: Any, stacked: bool) -> tuple[tf.Tensor, ...]:
+    def _trained_lookup(self, packed: Any, stacked: bool) -> list[tf.Tensor]:
         self.store.follow(getattr(_compat.outermost_layer(self), "optimizer", None))
         require_fitting_optimizer(self, self._anchors, self.apply)
-        return training_lookup(self.store, self._anchors, self.apply, packed, stacked)
+        return training_lookup(
+            self.store, self._anchors, self.apply, packed, stacked, self.name
+        )
 
     def _gives_tensor(self, inputs: Any) -> bool:
         if isinstance(inputs, Mapping):

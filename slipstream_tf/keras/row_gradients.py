@@ -8,11 +8,18 @@ Scaling all gradients of a table, for example by a clipped norm, takes one facto
 applies, so that no gradient is copied.
 """
 
+import contextlib
+import itertools
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from slipstream_tf import _compat
+from slipstream_tf._utils.errors import invalid
+from slipstream_tf.ops import row_gradients as ops
 from slipstream_tf.ops.exchange import SendBuffer, merge_rows
 
 MODES = ("backward", "step")
@@ -60,9 +67,76 @@ def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
     return anchors
 
 
+# Numbers of stores in the attributes of ops, and the stores by number. Both are weak, so that a
+# traced graph does not keep a store.
+_numbers: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+_stores: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_next_number = itertools.count(1)
+
+
+def _number_of(store: Any) -> int:
+    if store not in _numbers:
+        _numbers[store] = next(_next_number)
+        _stores[_numbers[store]] = store
+    return _numbers[store]
+
+
+class _Source(NamedTuple):
+    """The source of the rows of a store, see `ops.row_gradients.row_source`.
+
+    Attributes:
+        tensor: The source.
+        apply: `"backward"` or `"step"`.
+        anchors: Paths of the variables that receive its gradient.
+    """
+
+    tensor: tf.Tensor
+    apply: str
+    anchors: tuple[str, ...]
+
+
+class _EagerSources(threading.local):
+    """The latest source of each store in eager code, by number of the store."""
+
+    def __init__(self) -> None:
+        self.by_store: dict[int, _Source] = {}
+
+
+_eager_sources = _EagerSources()
+
+
+def _shared_source(store: Any, anchors: Sequence[Any], apply: str, layer: str) -> _Source:
+    """Returns the source that the lookups of a training step share.
+
+    An earlier source is shared if the tapes that record now have recorded it as well. A source is
+    created outside of loops and branches, so that all their lookups share it.
+    """
+    number = _number_of(store)
+    graph = _compat.graph_outside_of_control_flow()
+    if graph is None:
+        sources, scope = _eager_sources.by_store, contextlib.nullcontext()
+    else:
+        # Stored in the graph, because a dictionary of graphs would keep them.
+        if not hasattr(graph, "_slipstream_sources"):
+            graph._slipstream_sources = {}
+        sources, scope = graph._slipstream_sources, graph.as_default()
+    with scope:
+        values = [tf.convert_to_tensor(anchor.value) for anchor in anchors]
+        known = sources.get(number)
+        if known is not None and _compat.is_recorded_alike(known.tensor, values[0]):
+            if known.apply != apply:
+                place = f"layer {layer!r}, which shares its store with another layer"
+                raise invalid("apply", apply, place, f"{known.apply!r}, as in the other layer")
+            return known
+        paths = tuple(anchor.path for anchor in anchors)
+        made = _Source(ops.row_source(values, number, apply), apply, paths)
+        sources[number] = made
+    return made
+
+
 def training_lookup(
-    store: Any, anchors: Sequence[Any], apply: str, packed: Any, stacked: bool
-) -> tuple[tf.Tensor, ...]:
+    store: Any, anchors: Sequence[Any], apply: str, packed: Any, stacked: bool, layer: str
+) -> list[tf.Tensor]:
     """Looks up a training batch, with a backward pass for its rows.
 
     With `apply="backward"` the backward pass updates the rows. With `apply="step"` it changes no
@@ -70,36 +144,72 @@ def training_lookup(
     gradients, float32 [n, dim]. With multiple ranks, the sums are the contribution of this rank to
     the average. If a gradient of any table is not finite, all returned gradients are NaN.
 
+    All lookups of a store that a call of `tape.gradient` reaches are one update.
+
     Args:
         store: An `EmbeddingStore`. For `"step"`, it must have `collects_gradients`.
         anchors: The result of `add_anchors`.
         apply: `"backward"` or `"step"`.
         packed: The keys, from `ops.features.pack`.
         stacked: Whether to return one tensor instead of one tensor per feature.
+        layer: Name of the layer, for errors.
 
     Returns:
         The rows, as returned by the `lookup` of the store.
+
+    Raises:
+        ValueError: Recording of gradients is stopped, or another layer of the store has another
+            `apply`.
     """
+    if _compat.is_recording_stopped():
+        place = f"layer {layer!r} in tf.recompute_grad, keras.RematScope or tape.stop_recording()"
+        allowed = (
+            "False, because the rows would be looked up again in the backward pass. Call the layer "
+            "before the recomputed part and pass its output"
+        )
+        raise invalid("training", True, place, allowed)
+    if tf.executing_eagerly() and not _compat.is_recording():
+        return list(store.lookup(packed, training=True, stacked=stacked)[0])
+    source = _shared_source(store, anchors, apply, layer)
+    rows, plan = store.lookup(packed, training=True, stacked=stacked, joins_step=True)
+    # The gradient of another layer's variables is 0, because those of the source get all of it.
+    # With "step" it is None, see `CombinedOptimizer`.
+    others = [a for a in anchors if a.path not in source.anchors] if apply == "backward" else []
+    values = [tf.convert_to_tensor(anchor.value) for anchor in others]
+    ranks = 1 if store.comm is None else store.comm.size
+    return ops.connect_rows(source.tensor, plan, values, rows, ranks)
 
-    @tf.custom_gradient
-    def lookup(*values: tf.Tensor) -> Any:
-        rows, plan = store.lookup(packed, training=True, stacked=stacked)
 
-        def backward(*upstream: Any) -> Any:
-            gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
-            if apply == "step":
-                return by_table(store.collect_gradients(plan, gradients), store)
-            update = store.apply_gradients(plan, gradients)
-            # The gradient of the anchor must depend on the update, because TensorFlow prunes
-            # operations that the outputs of a backward graph do not need. The gradient is the
-            # value of the anchor, 0. Grappler would fold a constant 0 together with the
-            # update, for example in `fit` with Adam, which multiplies it by its moments.
-            with tf.control_dependencies([] if update is None else [update]):
-                return tf.identity(values[0])
+@tf.RegisterGradient("SlipstreamConnectRows")
+def _gradients_of_lookup(op: Any, *upstream: Any) -> list[Any]:
+    gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in upstream]
+    if (ranks := op.get_attr("ranks")) > 1:
+        # Before gradients are deferred, so that the movement of a deferred sum is estimated
+        # correctly.
+        gradients = [gradient / ranks for gradient in gradients]
+    num_anchors = op.get_attr("num_anchors")
+    of_anchors = [tf.zeros_like(anchor) for anchor in op.inputs[2 : 2 + num_anchors]]
+    of_source = ops.row_gradients(op.inputs[1], gradients)
+    return [of_source, None, *of_anchors, *[None] * len(gradients)]
 
-        return tuple(rows), backward
 
-    return lookup(*(tf.convert_to_tensor(anchor.value) for anchor in anchors))
+@tf.RegisterGradient("SlipstreamRowSource")
+def _gradients_of_source(op: Any, gradients: tf.Tensor) -> list[Any]:
+    store = _stores[op.get_attr("store")]
+    if _as_text(op.get_attr("apply")) == "step":
+        return list(by_table(store.collect_gradients(gradients, ()), store))
+    update = store.apply_gradients(gradients, ())
+    # The gradient of the anchor must depend on the update, because TensorFlow prunes operations
+    # that the outputs of a backward graph do not need. The gradient is the value of the anchor, 0.
+    # Grappler would fold a constant 0 together with the update, for example in `fit` with Adam,
+    # which multiplies it by its moments.
+    with tf.control_dependencies([] if update is None else [update]):
+        return [tf.identity(op.inputs[0])]
+
+
+def _as_text(attribute: Any) -> str:
+    """Returns a text attribute of an op, which is bytes in a graph or in eager code."""
+    return attribute.decode() if isinstance(attribute, bytes) else attribute
 
 
 def by_table(collected: SendBuffer, store: Any) -> list[tf.IndexedSlices]:

@@ -62,11 +62,14 @@ def collect_gradients(
     ranks: int = 1,
     advance_step: bool = False,
     passes_non_finite: bool = False,
+    handles: Sequence[tf.Tensor] = (),
+    advice: str = "",
 ) -> SendBuffer:
     """Sums the gradients of each key and returns the sums to send.
 
     Args:
-        plan: Plan from `ops.table.lookup`.
+        plan: Plan from `ops.table.lookup`, or a sum of `ops.row_gradients.row_gradients`, as in
+            `ops.table.apply_gradients`.
         gradients: Gradients of the pooled vectors of that lookup, float32 with equal shapes.
         learning_rate: float32, a scalar or [tables]. It determines how far a deferred sum would
             move its row.
@@ -76,6 +79,8 @@ def collect_gradients(
             age. If not, applying the rows counts as the update.
         passes_non_finite: Whether a gradient that is not finite is allowed. Then all returned
             values are NaN, and the deferred sums are updated as if all gradients were 0.
+        handles: As in `ops.table.apply_gradients`.
+        advice: As in `ops.table.apply_gradients`.
 
     Returns:
         The sums, grouped by owner and table, with each key at most once.
@@ -88,7 +93,9 @@ def collect_gradients(
         *_loader.library().slipstream_collect_gradients(
             plan=plan,
             gradients=list(gradients),
+            handles=list(handles),
             learning_rate=learning_rate,
+            advice=advice,
             ranks=ranks,
             advance_step=advance_step,
             passes_non_finite=passes_non_finite,
@@ -248,6 +255,7 @@ def pull_rows(
     create_missing: bool,
     with_summary: Any,
     wire_dtype: Any = 0,
+    joins_step: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Reads the rows of the keys that ranks request.
 
@@ -262,6 +270,7 @@ def pull_rows(
             move the row.
         wire_dtype: int32 scalar, data type of the values in the message, an index in
             `config.WIRE_DTYPES`. Values are rounded to the nearest.
+        joins_step: As in `ops.table.lookup`.
 
     Returns:
         Messages to the ranks, uint8 [bytes], in rank order, with lengths that rarely change; the
@@ -277,6 +286,7 @@ def pull_rows(
         with_summary=with_summary,
         wire_dtype=wire_dtype,
         create_missing=create_missing,
+        joins_step=joins_step,
     )
 
 
@@ -310,6 +320,7 @@ def look_up_pulled(
     routed: Routed,
     messages: tf.Tensor,
     training: bool,
+    joins_step: bool = False,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Looks up a batch in the rows that were received for it.
 
@@ -323,6 +334,7 @@ def look_up_pulled(
         routed: Result of `route_keys`.
         messages: uint8 [bytes], from `pull_rows` of each rank, or from `pack_rows`.
         training: Whether to count accesses and to store the rows as replicas for an update.
+        joins_step: As in `ops.table.lookup`.
 
     Returns:
         The pooled vectors and the plan, as for `ops.table.lookup`. The plan is only valid in
@@ -340,6 +352,7 @@ def look_up_pulled(
         requests=routed.keys,
         messages=messages,
         training=training,
+        joins_step=joins_step,
         **layout.arguments(packed),
     )
     return list(result.pooled), result.looked_up

@@ -95,7 +95,10 @@ class LookupLayout:
 
 
 def lookup(
-    handles: Sequence[tf.Tensor], packed: PackedFeatures, layout: LookupLayout
+    handles: Sequence[tf.Tensor],
+    packed: PackedFeatures,
+    layout: LookupLayout,
+    joins_step: bool = False,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Looks up a training batch, creates missing rows and counts accesses.
 
@@ -103,6 +106,8 @@ def lookup(
         handles: The tables, without duplicates.
         packed: Keys of the batch.
         layout: Layout of the lookup.
+        joins_step: Whether the lookup belongs to the training step of earlier lookups, if the
+            tables were not updated since. Then it does not count in the age of rows.
 
     Returns:
         (pooled, plan). pooled: float32 [batch, dim] per feature, or one tensor [batch, features,
@@ -115,7 +120,7 @@ def lookup(
         tf.errors.ResourceExhaustedError: A bounded table cannot hold the keys of the batch.
     """
     op = _loader.library().slipstream_lookup
-    result = op(handles=list(handles), **layout.arguments(packed))
+    result = op(handles=list(handles), joins_step=joins_step, **layout.arguments(packed))
     return list(result.pooled), result.plan
 
 
@@ -138,16 +143,24 @@ def evaluation_lookup(
 
 
 def apply_gradients(
-    plan: tf.Tensor, gradients: Sequence[tf.Tensor], learning_rate: Any
+    plan: tf.Tensor,
+    gradients: Sequence[tf.Tensor],
+    learning_rate: Any,
+    handles: Sequence[tf.Tensor] = (),
+    advice: str = "",
 ) -> tf.Operation | None:
     """Sums the gradients of each key and applies the update rule once.
 
     The gradients are summed in batch order.
 
     Args:
-        plan: Plan from `lookup`.
+        plan: Plan from `lookup`. Alternatively a sum of `ops.row_gradients.row_gradients`: its
+            lookups are one update, in the order of their calls, and `gradients` is empty.
         gradients: Gradients of the pooled vectors of that lookup, float32 with equal shapes.
         learning_rate: float32, a scalar for all tables or [tables] in the order of the lookup.
+        handles: The tables. They order the update between the lookups of a graph.
+        advice: If not empty, a table that was updated since one of the lookups is an error, which
+            ends with this text.
 
     Returns:
         The operation in a graph, None in eager mode.
@@ -156,7 +169,11 @@ def apply_gradients(
         tf.errors.InvalidArgumentError: A gradient is not finite. No row is changed then.
     """
     return _loader.library().slipstream_apply_gradients(
-        plan=plan, gradients=list(gradients), learning_rate=learning_rate
+        plan=plan,
+        gradients=list(gradients),
+        handles=list(handles),
+        learning_rate=learning_rate,
+        advice=advice,
     )
 
 
@@ -463,6 +480,16 @@ def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = Fa
     """
     tensors = to_tensors(contents, EXPORTED, "import_table")
     _loader.library().slipstream_table_import(handle=handle, adds=adds, **tensors)
+
+
+def release(handles: Sequence[tf.Tensor]) -> None:
+    """Frees the memory of tables whose handles are still referenced, for example by a graph.
+
+    Later uses of the tables raise `tf.errors.FailedPreconditionError`.
+    """
+    with tf.init_scope():
+        for handle in handles:
+            _loader.library().slipstream_table_release(handle=handle)
 
 
 ADMISSION = {"counters": np.uint8, "added": np.int64}

@@ -480,10 +480,26 @@ class EmbeddingStore(SavedStore):
     Attributes:
         optimizer: The sparse optimizer of tables that have no `optimizer` setting.
         rates: The learning rates of the tables.
+        advice: What to do if a lookup would be updated twice.
     """
 
     optimizer: SparseOptimizer
     rates: Rates
+
+    @property
+    def advice(self) -> str:
+        """What to do if a lookup would be updated twice, for errors."""
+        causes = (
+            "Possible causes: a persistent tape or a second tape around the same lookup; a layer "
+            "that is called in two tf.functions of a step; threads that train the same layer. Add "
+            "the losses and call tape.gradient once"
+        )
+        if not self.collects_gradients:
+            return f"{causes}."
+        return (
+            f"{causes}, or pass apply='step' to the layer and use "
+            "slip.keras.CombinedOptimizer(optimizer)."
+        )
 
     @property
     def learning_rate(self) -> tf.Variable | None:
@@ -508,7 +524,11 @@ class EmbeddingStore(SavedStore):
         self.rates.follow(optimizer)
 
     def lookup(
-        self, packed: PackedFeatures, training: bool, stacked: bool = False
+        self,
+        packed: PackedFeatures,
+        training: bool,
+        stacked: bool = False,
+        joins_step: bool = False,
     ) -> tuple[list[tf.Tensor], Any]:
         """Looks up and pools the rows of a batch.
 
@@ -518,6 +538,8 @@ class EmbeddingStore(SavedStore):
                 If False, do neither.
             stacked: If True, return one tensor [batch, features, dim]; all tables must have the
                 same dim. If False, return one tensor [batch, dim] per feature.
+            joins_step: Whether the lookup belongs to the training step of earlier lookups, if the
+                tables were not updated since. Then it does not count in the age of rows.
 
         Returns:
             pooled: A list of one float32 tensor per feature, or of one stacked tensor. A feature
@@ -530,7 +552,9 @@ class EmbeddingStore(SavedStore):
         """Sums the gradients per key, then applies the update rule once.
 
         Args:
-            plan: Plan from `lookup`.
+            plan: Plan from `lookup`. Alternatively a sum of `ops.row_gradients.row_gradients`; its
+                lookups are one update, and `gradients` is empty. An update of the rows since one
+                of the lookups is an error then, which ends with `advice`.
             gradients: float32 gradients of the pooled outputs. They are not rescaled: if the loss
                 is a mean over the batch, its gradients already contain the factor.
 

@@ -4,6 +4,7 @@ One lookup call and one update call serve all tables.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,9 @@ class NativeStore(EmbeddingStore):
                 table_ops.create(config, own)
                 for config, own in zip(self.tables, self.rates.optimizers, strict=True)
             ]
+        # A traced graph may outlive the store, because TensorFlow keeps the graph of every
+        # `tf.custom_gradient`, for example of `tf.nn.silu`. It must not keep the rows.
+        weakref.finalize(self, table_ops.release, self._handles).atexit = False
 
     def _step_of(self, index: int) -> tf.Tensor:
         return table_ops.step(self._handles[index])
@@ -90,17 +94,27 @@ class NativeStore(EmbeddingStore):
         )
 
     def lookup(
-        self, packed: PackedFeatures, training: bool, stacked: bool = False
+        self,
+        packed: PackedFeatures,
+        training: bool,
+        stacked: bool = False,
+        joins_step: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         layout = self._layout(packed, stacked)
         if training:
-            return table_ops.lookup(self._handles, packed, layout)
+            return table_ops.lookup(self._handles, packed, layout, joins_step)
         return table_ops.evaluation_lookup(self._handles, packed, layout), None
 
     def apply_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
     ) -> tf.Operation | None:
-        return table_ops.apply_gradients(plan, gradients, self.rates.now(plan))
+        return table_ops.apply_gradients(
+            plan,
+            gradients,
+            self.rates.now(plan),
+            self._handles,
+            advice="" if gradients else self.advice,
+        )
 
     def collect_gradients(
         self, plan: tf.Tensor, gradients: Sequence[tf.Tensor]
@@ -120,7 +134,11 @@ class NativeStore(EmbeddingStore):
             all values are NaN, so that a `LossScaleOptimizer` skips the step.
         """
         return exchange_ops.collect_gradients(
-            plan, gradients, self.rates.now(plan), passes_non_finite=True
+            plan,
+            gradients,
+            self.rates.now(plan),
+            passes_non_finite=True,
+            handles=self._handles,
         )
 
     def exchange_collected(self, rows: exchange_ops.SendBuffer) -> exchange_ops.SendBuffer:

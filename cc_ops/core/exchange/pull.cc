@@ -53,7 +53,7 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       }
       status = EvictFor(std::move(wanted), "the batches of all ranks need");
       if (!status.ok()) return status;
-      for (EmbeddingTable* table : tables) table->BeginLookup();
+      for (EmbeddingTable* table : tables) table->BeginLookup(options.joins_step);
     }
     for (EmbeddingTable* table : tables) {
       if (table->rows().spilled() == nullptr) continue;

@@ -16,6 +16,7 @@ struct PullOptions {
   // rare for a row, and each key counts one access. If false, missing rows have their initial
   // values.
   bool create_missing = false;
+  bool joins_step = false;                    // See EmbeddingTable::BeginLookup.
   int64_t max_rank_bytes = kMaxMessageBytes;  // Maximum bytes of rows per rank.
   RowFormat format;
   Parallel parallel;

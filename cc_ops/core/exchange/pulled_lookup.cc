@@ -80,9 +80,9 @@ Status ReadMessages(const std::vector<EmbeddingTable*>& tables, const PulledMess
 
 // Stores the rows of a plan as replicas.
 Status StorePulled(const PulledMessages& messages, const std::vector<RowsView>& rows,
-                   LookupWorkspace* workspace) {
+                   LookupWorkspace* workspace, bool joins_step) {
   LookupPlan* plan = &workspace->plan;
-  const Status status = BeginLookup(workspace);
+  const Status status = BeginLookup(workspace, joins_step);
   if (!status.ok()) return status;
   const PlannedKey* planned = workspace->requested.data();
   const auto set_row = [&](const PlannedKey& key, StoredRow* row, uint32_t index) {
@@ -176,7 +176,8 @@ Status RouteKeys(const std::vector<EmbeddingTable*>& replicas,
 Status LookUpPulled(const std::vector<FeatureView>& features,
                     const std::vector<Combiner>& combiners,
                     const std::vector<PooledOutput>& outputs, const PulledMessages& messages,
-                    bool training, const Parallel& parallel, LookupWorkspace* workspace) {
+                    bool training, const Parallel& parallel, LookupWorkspace* workspace,
+                    bool joins_step) {
   const std::vector<EmbeddingTable*>& tables = workspace->plan.tables;
   try {
     std::vector<RowsView> rows;
@@ -186,7 +187,7 @@ Status LookUpPulled(const std::vector<FeatureView>& features,
     if (!status.ok()) return status;
     const ExclusiveTableLocks locks(tables);
     if (training) {
-      status = StorePulled(messages, rows, workspace);
+      status = StorePulled(messages, rows, workspace, joins_step);
       if (!status.ok()) return status;
     } else {
       UnpackPulled(messages, rows, workspace);

@@ -40,7 +40,7 @@ struct PulledMessages {
 //
 // training: whether accesses are counted and the rows are stored as replicas. Without a summary of
 // the slots in the messages, slots are 0, for which movement is never underestimated. If false, no
-// row is stored, and no update may follow.
+// row is stored, and no update may follow. joins_step: as for LookupForTraining.
 //
 // Returns InvalidArgument if the messages do not contain the rows of the keys, if a value is not
 // finite, or if the plan has other keys or another layout. Returns ResourceExhausted if the
@@ -48,7 +48,8 @@ struct PulledMessages {
 Status LookUpPulled(const std::vector<FeatureView>& features,
                     const std::vector<Combiner>& combiners,
                     const std::vector<PooledOutput>& outputs, const PulledMessages& messages,
-                    bool training, const Parallel& parallel, LookupWorkspace* workspace);
+                    bool training, const Parallel& parallel, LookupWorkspace* workspace,
+                    bool joins_step = false);
 
 }  // namespace slipstream
 

@@ -1,6 +1,7 @@
 #include "cc_ops/core/lookup/batch_lookup.h"
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <string>
 #include <utility>
@@ -290,16 +291,21 @@ void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace) {
   });
 }
 
-Status BeginLookup(LookupWorkspace* workspace) {
+Status BeginLookup(LookupWorkspace* workspace, bool joins_step) {
+  static std::atomic<int64_t> num_lookups{0};
   LookupPlan* plan = &workspace->plan;
   const Status memory = CheckMemory(plan->tables, workspace->sorted);
   if (!memory.ok()) return memory;
   const Status room = MakeRoomForBatch(plan->tables, workspace->sorted);
   if (!room.ok()) return room;
+  plan->number = ++num_lookups;
+  workspace->is_collected = false;
   plan->generations.clear();
+  plan->update_steps.clear();
   for (EmbeddingTable* table : plan->tables) {
-    table->BeginLookup();
+    table->BeginLookup(joins_step);
     plan->generations.push_back(table->rows().addresses());
+    plan->update_steps.push_back(table->updates().step());
   }
   return OkStatus();
 }
@@ -331,12 +337,12 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
-                         LookupWorkspace* workspace) {
+                         LookupWorkspace* workspace, bool joins_step) {
   const ExclusiveTableLocks locks(tables);
   try {
     Status status = SortKeys(tables, features, combiners, parallel, workspace);
     if (!status.ok()) return status;
-    status = BeginLookup(workspace);
+    status = BeginLookup(workspace, joins_step);
     if (!status.ok()) return status;
     const RowTargets targets = TargetsOf(features, combiners, outputs, workspace);
     LookupPlan* const plan = &workspace->plan;

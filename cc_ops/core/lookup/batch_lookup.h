@@ -28,6 +28,8 @@ namespace slipstream {
 //   features, combiners, outputs  One element per feature.
 //   workspace                     Receives the plan for the update. It may come from an earlier
 //                                 lookup.
+//   joins_step                    Whether the lookup belongs to the same training step as the
+//                                 lookups since the last update; see EmbeddingTable::BeginLookup.
 //
 // Returns InvalidArgument for more than kMaxBatch examples (key_sort.h), and ResourceExhausted if
 // the rows do not fit in a bounded table or in memory. On an error no row was created. Note: rows
@@ -37,7 +39,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
-                         LookupWorkspace* workspace);
+                         LookupWorkspace* workspace, bool joins_step = false);
 
 // Same without creating rows or counting accesses. Absent keys use the values of their initializer.
 // Note: deferred gradients are not included; call FlushBeforeReading (policy_update.h) first.
@@ -62,7 +64,7 @@ void GroupKeys(const Parallel& parallel, LookupWorkspace* workspace);
 // Evicts rows of bounded tables to make room for the sorted keys, and begins a lookup of each
 // table. Returns ResourceExhausted if the keys exceed a capacity. Callers hold the mutexes
 // exclusively.
-Status BeginLookup(LookupWorkspace* workspace);
+Status BeginLookup(LookupWorkspace* workspace, bool joins_step);
 // Pools the rows of the plan for features of its layout. Keys that are not in the plan contribute
 // zeros. Callers hold the mutexes of the tables.
 void DeliverRows(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,

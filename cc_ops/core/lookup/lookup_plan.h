@@ -16,6 +16,7 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -35,6 +36,10 @@ struct LookupPlan {
   std::vector<EmbeddingTable*> tables;
   // RowStore::addresses() at the lookup; -1 if rows are in LookupWorkspace::rows or not yet found.
   std::vector<int64_t> generations;
+  // UpdateState::step() of each table at the lookup.
+  std::vector<int64_t> update_steps;
+  // Number of the lookup in this process, ascending.
+  int64_t number = 0;
   std::vector<int> feature_table;  // [features]; index of the feature's table.
   std::vector<int64_t> examples;   // [features]; number of output vectors.
   // Range of the distinct keys of each bucket; see the top of the file.
@@ -83,6 +88,7 @@ struct PlannedKey {
 // Memory of a lookup. Reuse it between steps to avoid allocations.
 struct LookupWorkspace {
   LookupPlan plan;
+  std::atomic<bool> is_collected{false};  // Whether the gradients of the lookup were collected.
   SortedKeys sorted;
   // For lookups over ranks; see exchange/pulled_lookup.h.
   std::vector<int64_t> layout;        // LayoutOf of the features.

@@ -78,7 +78,9 @@ void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned)
   rows_.CountEvicted(static_cast<int64_t>(evicted.size()));
 }
 
-void EmbeddingTable::BeginLookup() {
+void EmbeddingTable::BeginLookup(bool joins_step) {
+  if (joins_step && counted_at_ == updates_.step()) return rows_.JoinLookupStep();
+  counted_at_ = updates_.step();
   const std::vector<int64_t> expired = rows_.NextLookupStep();
   Leave(expired);
   rows_.CountExpired(static_cast<int64_t>(expired.size()));

@@ -64,8 +64,10 @@ class EmbeddingTable {
   // Returns the factors of the update.
   StepRates BeginUpdate(float learning_rate);
 
-  // Counts the lookup of a batch, and removes expired rows; see RowStore::NextLookupStep.
-  void BeginLookup();
+  // Counts the lookup of a batch, and removes expired rows; see RowStore::NextLookupStep. With
+  // `joins_step`, it does neither if the table was not updated since the last counted lookup,
+  // because all lookups of a training step count once.
+  void BeginLookup(bool joins_step = false);
 
   // Replaces the flags of all rows: rows of the keys [n] get `flags` [n] (RowFlag bits), other rows
   // get none. With `create_missing`, keys with a flag and without a row get a row, which may evict
@@ -117,6 +119,7 @@ class EmbeddingTable {
   RowStore rows_;
   RowFlags flags_;
   UpdateState updates_;
+  int64_t counted_at_ = -1;  // updates_.step() at the last counted lookup.
   mutable std::shared_mutex mutex_;
 };
 

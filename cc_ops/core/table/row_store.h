@@ -154,6 +154,10 @@ class RowStore {
   // table is scanned about four times per `expire_after`. The caller must remove these keys before
   // the lookup.
   std::vector<int64_t> NextLookupStep();
+  // Begins a lookup that is not counted.
+  void JoinLookupStep() {
+    if (spilled_ != nullptr) spilled_->BeginUse();
+  }
   int64_t num_expired() const { return num_expired_; }
   void CountExpired(int64_t rows) { num_expired_ += rows; }
   // Factor by which stored values must be multiplied to get the values of a row. A decay of all

@@ -15,6 +15,7 @@
 #include "cc_ops/tf/exchange/buffer_inputs.h"
 #include "cc_ops/tf/exchange/row_dtype.h"
 #include "cc_ops/tf/lookup/plan_variant.h"
+#include "cc_ops/tf/lookup/row_gradients.h"
 #include "cc_ops/tf/table/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -92,18 +93,22 @@ class CollectGradientsOp : public CollectOp {
  public:
   explicit CollectGradientsOp(tf::OpKernelConstruction* c) : CollectOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("advance_step", &options_.advance_step));
+    OP_REQUIRES_OK(c, c->GetAttr("advice", &advice_));
     OP_REQUIRES_OK(c, c->GetAttr("passes_non_finite", &options_.passes_non_finite));
   }
   void Compute(tf::OpKernelContext* c) override {
-    const LookupPlan* plan = nullptr;
-    std::vector<PooledGradient> gradients;
-    OP_REQUIRES_OK(c, ReadPlanAndGradients(c, &plan, &gradients));
+    PlannedUpdate update;
+    OP_REQUIRES_OK(c, ReadUpdate(c, advice_, &update));
+    if (advice_.empty()) OP_REQUIRES_OK(c, MarkCollected(c->input(0)));
     CollectOptions options = options_;
     OP_REQUIRES_OK(c, ReadLearningRates(c, c->num_inputs() - 1, &options.learning_rate));
-    Output(c, plan->tables, options, [&](const CollectOptions& given, SendBuffer* buffer) {
-      return CollectGradients(*plan, gradients, given, ParallelOf(c), buffer);
+    Output(c, update.plan->tables, options, [&](const CollectOptions& given, SendBuffer* buffer) {
+      return CollectGradients(*update.plan, update.gradients, given, ParallelOf(c), buffer);
     });
   }
+
+ private:
+  std::string advice_;
 };
 
 class CollectDeferredOp : public CollectOp {
@@ -142,6 +147,7 @@ class PullRowsOp : public tf::OpKernel {
  public:
   explicit PullRowsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
     OP_REQUIRES_OK(c, c->GetAttr("create_missing", &options_.create_missing));
+    OP_REQUIRES_OK(c, c->GetAttr("joins_step", &options_.joins_step));
   }
   void Compute(tf::OpKernelContext* c) override {
     TablesAndBuffer in;

@@ -22,8 +22,11 @@ using tensorflow::shape_inference::InferenceContext;
 REGISTER_OP("SlipstreamCollectGradients")
     .Input("plan: variant")
     .Input("gradients: num_gradients * float")
+    .Input("handles: num_tables * resource")
     .Input("learning_rate: float")
-    .Attr("num_gradients: int >= 1")
+    .Attr("num_gradients: int >= 0")
+    .Attr("num_tables: int >= 0")
+    .Attr("advice: string = ''")
     .Attr("ranks: int >= 1 = 1")
     .Attr("advance_step: bool = false")
     .Attr("passes_non_finite: bool = false")
@@ -40,10 +43,13 @@ REGISTER_OP("SlipstreamCollectGradients")
         " deferred sums that are due. No row changes. Exchange the"
         " outputs with the other ranks, then run SlipstreamApplyRows.\n"
         "\n"
-        "plan: Scalar, from SlipstreamLookup or SlipstreamLookUpPulled.\n"
+        "plan: Scalar, from SlipstreamLookup or SlipstreamLookUpPulled. Or a sum from "
+        "SlipstreamRowGradients; then gradients is empty.\n"
         "gradients: The gradients of the pooled outputs of the lookup, in their shapes. All "
         "values must be finite, unless passes_non_finite is set.\n"
+        "handles: The tables, or none. They order the op between the lookups of a graph.\n"
         "learning_rate: Scalar for all tables, or [tables].\n" SLIPSTREAM_SEND_BUFFER_DOC
+        "advice: As in SlipstreamApplyGradients.\n"
         "advance_step: Whether this op counts as an update of the tables. Set it for tables of "
         "replicas, whose rows SlipstreamApplyRows does not update.\n"
         "passes_non_finite: Whether gradients that are not finite are accepted. If there is one, "
@@ -196,6 +202,7 @@ REGISTER_OP("SlipstreamPullRows")
     .Input("wire_dtype: int32")
     .Attr("num_tables: int >= 1")
     .Attr("create_missing: bool = true")
+    .Attr("joins_step: bool = false")
     .Output("messages: uint8")
     .Output("lengths: int32")
     .Output("row_bytes: int64")
@@ -211,6 +218,7 @@ REGISTER_OP("SlipstreamPullRows")
         "a summary of its slots from which the other rank bounds the movement of the row.\n"
         "create_missing: Whether rows are created for missing keys and every key counts as "
         "accessed. Otherwise missing keys return their initial values.\n"
+        "joins_step: As in SlipstreamLookup.\n"
         "messages: [bytes]. The messages, rank 0 first. Rows with their initial values are not "
         "contained, because SlipstreamLookUpPulled computes them. The lengths rarely change.\n"
         "lengths: [ranks]. Bytes of each message.\n"

@@ -66,6 +66,7 @@ class LookUpPulledOp : public LookupOpBase {
  public:
   explicit LookUpPulledOp(tf::OpKernelConstruction* c) : LookupOpBase(c) {
     OP_REQUIRES_OK(c, c->GetAttr("training", &training_));
+    OP_REQUIRES_OK(c, c->GetAttr("joins_step", &joins_step_));
   }
   void Compute(tf::OpKernelContext* c) override {
     TableResources resources;
@@ -83,12 +84,12 @@ class LookUpPulledOp : public LookupOpBase {
     PulledMessages messages;
     OP_REQUIRES_OK(c, ReadPulled(c, first + 1, static_cast<int64_t>(tables.size()), &messages));
     OP_REQUIRES_OK(c, ToAbsl(LookUpPulled(features, combiners(), outputs, messages, training_,
-                                          ParallelOf(c), plan->workspace.get())));
+                                          ParallelOf(c), plan->workspace.get(), joins_step_)));
     OP_REQUIRES_OK(c, OutputPlan(c, c->num_outputs() - 1, *plan));
   }
 
  private:
-  bool training_ = true;
+  bool training_ = true, joins_step_ = false;
 };
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamRouteKeys", RouteKeysOp);

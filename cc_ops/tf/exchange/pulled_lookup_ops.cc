@@ -45,6 +45,7 @@ REGISTER_OP("SlipstreamLookUpPulled")
     .Input("sizes: int64")
     .Input("requests: int64")
     .Input("messages: uint8") SLIPSTREAM_LOOKUP_ATTRS.Attr("training: bool")
+    .Attr("joins_step: bool = false")
     .Output("pooled: num_outputs * float")
     .Output("looked_up: variant")
     .SetIsStateful()
@@ -68,6 +69,7 @@ REGISTER_OP("SlipstreamLookUpPulled")
         " of the rows are not underestimated.\n"
         "training: Whether accesses are counted and the rows are stored as replicas, so that an "
         "update may follow.\n"
+        "joins_step: As in SlipstreamLookup.\n"
         "looked_up: Scalar. The plan for SlipstreamCollectGradients.\n" SLIPSTREAM_LOOKUP_DOC);
 
 }  // namespace slipstream

@@ -1,6 +1,6 @@
 // Kernels of every step: lookups and the updates after them.
-#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +14,7 @@
 #include "cc_ops/tf/base/resource_kernel.h"
 #include "cc_ops/tf/lookup/lookup_op.h"
 #include "cc_ops/tf/lookup/plan_variant.h"
+#include "cc_ops/tf/lookup/row_gradients.h"
 #include "cc_ops/tf/table/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
@@ -41,47 +42,6 @@ absl::Status OutputPlan(tf::OpKernelContext* c, int output, PlanVariant plan) {
   return absl::OkStatus();
 }
 
-absl::Status ReadPlanAndGradients(tf::OpKernelContext* c, const LookupPlan** plan,
-                                  std::vector<PooledGradient>* views) {
-  const PlanVariant* variant = nullptr;
-  TF_RETURN_IF_ERROR(ReadPlan(c, 0, &variant));
-  *plan = &variant->workspace->plan;
-  const std::vector<int64_t>& generations = (*plan)->generations;
-  if (std::find(generations.begin(), generations.end(), -1) != generations.end()) {
-    return absl::InvalidArgumentError(
-        "plan contains no rows to update; expected the plan of a training lookup");
-  }
-  const LookupPlan& lookup = **plan;
-  tf::OpInputList gradients;
-  TF_RETURN_IF_ERROR(c->input_list("gradients", &gradients));
-  const int num_features = static_cast<int>(lookup.feature_table.size());
-  const auto dim_of = [&](int f) { return lookup.tables[lookup.feature_table[f]]->dim(); };
-  const bool is_stacked = gradients.size() == 1 && gradients[0].dims() == 3;
-  if (!is_stacked && gradients.size() != num_features) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradients has ", gradients.size(), " tensors; expected ", num_features,
-                     ", the number of features of the lookup, or 1 tensor of rank 3"));
-  }
-  for (int f = 0; f < num_features; ++f) {
-    const tf::Tensor& g = gradients[is_stacked ? 0 : f];
-    const tf::TensorShape expected =
-        is_stacked ? tf::TensorShape({lookup.examples[f], int64_t{num_features}, dim_of(f)})
-                   : tf::TensorShape({lookup.examples[f], dim_of(f)});
-    if (g.shape() != expected) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("gradient of feature ", f, " has shape ", g.shape().DebugString(),
-                       "; expected ", expected.DebugString(), ", the shape of its pooled output"));
-    }
-    const float* data = g.flat<float>().data();
-    if (is_stacked) {
-      views->push_back({data + f * dim_of(f), num_features * dim_of(f)});
-    } else {
-      views->push_back({data, dim_of(f)});
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ReadLearningRates(tf::OpKernelContext* c, int input, LearningRates* rates) {
   const tf::Tensor& tensor = c->input(input);
   if (tensor.dims() > 1) {
@@ -106,7 +66,9 @@ REGISTER_UNARY_VARIANT_UNARY_OP_FUNCTION(tf::ZEROS_LIKE_VARIANT_UNARY_OP, tf::DE
 
 class LookupOp : public LookupOpBase {
  public:
-  using LookupOpBase::LookupOpBase;
+  explicit LookupOp(tf::OpKernelConstruction* c) : LookupOpBase(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("joins_step", &joins_step_));
+  }
   void Compute(tf::OpKernelContext* c) override {
     auto resources = std::make_shared<TableResources>();
     std::vector<EmbeddingTable*> tables;
@@ -117,11 +79,12 @@ class LookupOp : public LookupOpBase {
     plan.workspace = pool_->Take();
     plan.resources = std::move(resources);
     OP_REQUIRES_OK(c, ToAbsl(LookupForTraining(tables, features, combiners(), outputs,
-                                               ParallelOf(c), plan.workspace.get())));
+                                               ParallelOf(c), plan.workspace.get(), joins_step_)));
     OP_REQUIRES_OK(c, OutputPlan(c, c->num_outputs() - 1, std::move(plan)));
   }
 
  private:
+  bool joins_step_ = false;
   const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
 
@@ -140,18 +103,26 @@ class EvaluationLookupOp : public LookupOpBase {
   }
 };
 
-absl::Status ApplyToRows(tf::OpKernelContext* c) {
-  const LookupPlan* plan = nullptr;
-  std::vector<PooledGradient> gradients;
-  LearningRates rates;
-  TF_RETURN_IF_ERROR(ReadPlanAndGradients(c, &plan, &gradients));
-  TF_RETURN_IF_ERROR(ReadLearningRates(c, c->num_inputs() - 1, &rates));
-  return ToAbsl(ApplyGradients(*plan, gradients, rates, ParallelOf(c)));
-}
+class ApplyGradientsOp : public tf::OpKernel {
+ public:
+  explicit ApplyGradientsOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("advice", &advice_));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    PlannedUpdate update;
+    LearningRates rates;
+    OP_REQUIRES_OK(c, ReadUpdate(c, advice_, &update));
+    OP_REQUIRES_OK(c, ReadLearningRates(c, c->num_inputs() - 1, &rates));
+    OP_REQUIRES_OK(c, ToAbsl(ApplyGradients(*update.plan, update.gradients, rates, ParallelOf(c))));
+  }
+
+ private:
+  std::string advice_;
+};
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookup", LookupOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamEvaluationLookup", EvaluationLookupOp);
-SLIPSTREAM_CPU_KERNEL("SlipstreamApplyGradients", FunctionKernel<ApplyToRows>);
+SLIPSTREAM_CPU_KERNEL("SlipstreamApplyGradients", ApplyGradientsOp);
 
 }  // namespace
 }  // namespace slipstream

@@ -107,6 +107,7 @@ absl::Status LookupShape(InferenceContext* c) {
 
 REGISTER_OP("SlipstreamLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
+    .Attr("joins_step: bool = false")
     .Output("pooled: num_outputs * float")
     .Output("plan: variant")
     .SetIsStateful()
@@ -117,7 +118,10 @@ REGISTER_OP("SlipstreamLookup")
         "A key that has too few accesses for a row (admit_after) has its initial values.\n"
         "\n"
         "plan: Scalar. Input of SlipstreamApplyGradients or "
-        "SlipstreamCollectGradients.\n" SLIPSTREAM_LOOKUP_DOC);
+        "SlipstreamCollectGradients.\n"
+        "joins_step: Whether the lookup belongs to the training step of earlier lookups, if the "
+        "tables were not updated since. Then it does not count in the age of "
+        "rows.\n" SLIPSTREAM_LOOKUP_DOC);
 
 REGISTER_OP("SlipstreamEvaluationLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
@@ -134,8 +138,11 @@ REGISTER_OP("SlipstreamEvaluationLookup")
 REGISTER_OP("SlipstreamApplyGradients")
     .Input("plan: variant")
     .Input("gradients: num_gradients * float")
+    .Input("handles: num_tables * resource")
     .Input("learning_rate: float")
-    .Attr("num_gradients: int >= 1")
+    .Attr("num_gradients: int >= 0")
+    .Attr("num_tables: int >= 0")
+    .Attr("advice: string = ''")
     .SetIsStateful()
     .SetShapeFn(Shapes("[*]"))
     .Doc(R"doc(
@@ -145,9 +152,13 @@ The gradients are added in the order of the batch, so that the result does not d
 of threads. The update policy of a table may mask or defer the sum instead (SlipstreamTableSetPolicy). Keys that
 have lost their row since the lookup are skipped and counted.
 
-plan: Scalar, from SlipstreamLookup.
+plan: Scalar, from SlipstreamLookup. Or a sum from SlipstreamRowGradients; then all its lookups are
+  one update, and gradients is empty.
 gradients: The gradients of the pooled outputs of the lookup, in their shapes. All values must be
   finite, otherwise no row changes.
+handles: The tables, or none. They order the op between the lookups of a graph.
+advice: If not empty, an error is returned if a table was updated after one of the lookups in plan.
+  The error ends with this text.
 learning_rate: Scalar for all tables, or [tables] in the order of the lookup's handles.
 )doc");
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "cc_ops/core/lookup/lookup_plan.h"
-#include "cc_ops/core/update/gradient_update.h"
+#include "cc_ops/core/update/learning_rates.h"
 #include "cc_ops/tf/table/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
@@ -32,11 +32,6 @@ struct PlanVariant {
 absl::Status ReadPlan(tensorflow::OpKernelContext* context, int input, const PlanVariant** plan);
 // Outputs a plan as a scalar.
 absl::Status OutputPlan(tensorflow::OpKernelContext* context, int output, PlanVariant plan);
-
-// Returns the plan in input 0, and views of the inputs "gradients", one per feature. Returns
-// InvalidArgument if the gradients do not have the shapes of the pooled outputs of the lookup.
-absl::Status ReadPlanAndGradients(tensorflow::OpKernelContext* context, const LookupPlan** plan,
-                                  std::vector<PooledGradient>* gradients);
 
 // Reads a scalar or a vector. The core checks that a vector has one rate per table.
 absl::Status ReadLearningRates(tensorflow::OpKernelContext* context, int input,

@@ -333,6 +333,11 @@ absl::Status Import(tf::OpKernelContext* c, EmbeddingTable* table) {
   return ToAbsl(adds ? table->rows().Add(contents) : table->Import(contents));
 }
 
+absl::Status Release(tf::OpKernelContext*, TableResource* resource) {
+  resource->Release();
+  return absl::OkStatus();
+}
+
 SLIPSTREAM_CPU_KERNEL("SlipstreamTable", TableOp);
 SLIPSTREAM_TABLE_KERNEL("Gather", Gather);
 SLIPSTREAM_TABLE_KERNEL("Measure", Measure);
@@ -351,6 +356,7 @@ SLIPSTREAM_TABLE_KERNEL("ExportChanges", ExportChanges);
 SLIPSTREAM_TABLE_KERNEL("ExportAdmission", ExportAdmission);
 SLIPSTREAM_TABLE_KERNEL("ImportAdmission", ImportAdmission);
 SLIPSTREAM_TABLE_KERNEL("Import", Import);
+SLIPSTREAM_CPU_KERNEL("SlipstreamTableRelease", ResourceKernel<Release>);
 
 }  // namespace
 }  // namespace slipstream

@@ -183,6 +183,18 @@ handle: Scalar. The table.
 step: Scalar. Number of updates since the creation of the table, or as imported.
 )doc");
 
+REGISTER_OP("SlipstreamTableRelease")
+    .Input("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[]"))
+    .Doc(R"doc(
+Frees the memory of a table that is still referenced, for example by a graph.
+
+Later uses of the table are errors.
+
+handle: Scalar. The table.
+)doc");
+
 REGISTER_OP("SlipstreamTableKeys")
     .Input("handle: resource")
     .Output("keys: int64")

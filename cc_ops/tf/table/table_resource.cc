@@ -1,10 +1,37 @@
 #include "cc_ops/tf/table/table_resource.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <set>
 #include <utility>
 
 namespace slipstream {
 namespace tf = tensorflow;
+
+void TableResource::Release() {
+  is_released_ = true;
+  const ExclusiveLock lock(table_.mutex());
+  [[maybe_unused]] const int64_t bytes = table_.rows().bytes();
+  try {
+    table_.Import(TableContents());
+  } catch (const std::bad_alloc&) {  // The last handle frees the memory.
+  }
+#ifdef __GLIBC__
+  // Threads leave free memory of the steps between blocks in use.
+  constexpr int64_t kLarge = 16 << 20;
+  if (bytes >= kLarge) malloc_trim(0);
+#endif
+}
+
+absl::Status TableResource::CheckNotReleased() const {
+  if (!is_released_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("table '", table_.options().name,
+                   "' was deleted with its layer or store; expected a table that exists. Keep a "
+                   "reference to the layer or store while its tf.functions are used"));
+}
 
 absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
                         std::vector<EmbeddingTable*>* tables) {
@@ -19,6 +46,7 @@ absl::Status ReadTables(tf::OpKernelContext* c, TableResources* resources,
     }
     tf::core::RefCountPtr<TableResource> resource;
     TF_RETURN_IF_ERROR(tf::LookupResource(c, handle.flat<tf::ResourceHandle>()(0), &resource));
+    TF_RETURN_IF_ERROR(resource->CheckNotReleased());
     EmbeddingTable* table = resource->table();
     if (!distinct.insert(table).second) {
       return absl::InvalidArgumentError(absl::StrCat(

@@ -2,6 +2,7 @@
 #ifndef SLIPSTREAM_CC_OPS_TF_TABLE_TABLE_RESOURCE_H_
 #define SLIPSTREAM_CC_OPS_TF_TABLE_TABLE_RESOURCE_H_
 
+#include <atomic>
 #include <mutex>
 #include <new>
 #include <shared_mutex>
@@ -28,12 +29,19 @@ class TableResource : public tensorflow::ResourceBase {
 
   EmbeddingTable* table() { return &table_; }
 
+  // Frees the memory of the rows. The table cannot be used afterwards. Waits for kernels that hold
+  // the mutex of the table.
+  void Release();
+  // Returns FailedPrecondition after Release.
+  absl::Status CheckNotReleased() const;
+
   std::string DebugString() const override {
     return absl::StrCat("EmbeddingTable '", table_.options().name, "', dim ", table_.dim());
   }
 
  private:
   EmbeddingTable table_;
+  std::atomic<bool> is_released_{false};
 };
 
 using TableResources = std::vector<tensorflow::core::RefCountPtr<TableResource>>;
@@ -50,6 +58,7 @@ absl::Status ReadRowDtype(tensorflow::OpKernelConstruction* context, const char*
 // the error names the table.
 template <absl::Status (*kRun)(tensorflow::OpKernelContext*, EmbeddingTable*)>
 absl::Status OnTable(tensorflow::OpKernelContext* context, TableResource* resource) try {
+  TF_RETURN_IF_ERROR(resource->CheckNotReleased());
   return kRun(context, resource->table());
 } catch (const std::bad_alloc&) {
   const SharedLock lock(resource->table()->mutex());

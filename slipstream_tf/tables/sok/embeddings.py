@@ -160,7 +160,11 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         return self._with_initial(found.name, keys, found.read(keys))
 
     def lookup(
-        self, packed: PackedFeatures, training: bool, stacked: bool = False
+        self,
+        packed: PackedFeatures,
+        training: bool,
+        stacked: bool = False,
+        joins_step: bool = False,
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """Looks up and pools the rows of a batch; a collective.
 
@@ -174,7 +178,13 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             for found, part in zip(self._opened.values(), parts, strict=True)
         ]
         pooled, plan = exchange_ops.look_up_pulled(
-            self._handles, packed, layout, routed, exchange_ops.pack_rows(fetched), training
+            self._handles,
+            packed,
+            layout,
+            routed,
+            exchange_ops.pack_rows(fetched),
+            training,
+            joins_step,
         )
         return pooled, plan if training else None
 
@@ -201,7 +211,12 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
         # Divide here, because SOK sums over the ranks.
         shares = [gradient / self._ranks for gradient in gradients]
         collected = exchange_ops.collect_gradients(
-            plan, shares, self.rates.now(plan), advance_step=True
+            plan,
+            shares,
+            self.rates.now(plan),
+            advance_step=True,
+            handles=self._handles,
+            advice="" if gradients else self.advice,
         )
         self._steps.assign_add([1, 1])
         return self._deliver(collected, self._defers.read_value())
