@@ -270,6 +270,30 @@ def outermost_layer(layer: Any) -> Any:
     return layer if context is None else context().entry_layer
 
 
+def trains_itself(model: Any) -> bool:
+    """Returns whether a model has a `train_step` of its own, which may use several optimizers."""
+    step = getattr(type(model), "train_step", None)
+    return step is not None and not step.__module__.startswith(("keras.", "slipstream_tf."))
+
+
+def applying_optimizer() -> Any:
+    """Returns the Keras optimizer whose `apply` is running in this thread, or None.
+
+    Inside of another optimizer, such as `LossScaleOptimizer`, it is the outer one. Keras calls the
+    constraints of variables in `apply`, but does not pass the optimizer to them. Therefore the
+    function searches the callers.
+    """
+    import keras
+
+    found, frame = None, sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.Optimizer):
+            found = caller
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
 def optimizer_of(optimizer: Any, variable: Any) -> Any:
     """Returns the optimizer for a variable.
 

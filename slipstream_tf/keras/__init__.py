@@ -7,6 +7,7 @@ from slipstream_tf.keras.callbacks import (
     SaturationCallback,
 )
 from slipstream_tf.keras.combined_optimizer import CombinedOptimizer
+from slipstream_tf.keras.contract import connect
 from slipstream_tf.keras.embedding import Embedding
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback, Model, Sequential
@@ -27,5 +28,6 @@ __all__ = [
     "SaturationCallback",
     "Sequential",
     "Slipstream",
+    "connect",
     "limit_snapshots",
 ]

@@ -155,6 +155,12 @@ class _AppliesRows(_Mixin):
             # a constant 0, because a constant would be folded together with the update of the rows
             # (see `training_lookup`).
             dense[index] = tf.convert_to_tensor(variable.value)
+        # If layers share a store, the anchors of one of them receive all gradients.
+        stores = {id(anchor.store) for anchor, _ in collected}
+        for index, (gradient, variable) in enumerate(zip(dense, variables, strict=True)):
+            anchor = anchor_of(variable)
+            if gradient is None and anchor is not None and id(anchor.store) in stores:
+                dense[index] = tf.convert_to_tensor(variable.value)
         if collected and self.gradient_accumulation_steps:
             collected = self._kept_with(collected)
         # Bypasses attribute tracking by Keras.

@@ -4,6 +4,7 @@ The checks raise an error if a Keras setting would not apply to the rows. They r
 traced, so that `fit` needs no callback.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from slipstream_tf.keras.combined_optimizer import (
     make_apply_rows,
     refuse_missing_rows,
 )
-from slipstream_tf.keras.row_gradients import MODES
+from slipstream_tf.keras.row_gradients import MODES, require_one_update
 from slipstream_tf.policies import DeferGradients
 
 # Settings of Keras optimizers that need all gradients at once or delay their application.
@@ -64,6 +65,8 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
     Only layers with `apply=None` are affected. If their optimizer has a setting such as
     `global_clipnorm` and is not built yet, it is converted in place to a `CombinedOptimizer`. The
     layers then use `"step"` with a `CombinedOptimizer` and `"backward"` with any other optimizer.
+    All layers are told their optimizer, unless the model has a `train_step` of its own, which may
+    use another one.
 
     Args:
         model: A Keras model that is being compiled.
@@ -73,11 +76,12 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
         The optimizer to compile with: an object, or the argument if no layer has `apply=None`.
     """
     layers = [part for part in _compat.layers_in(model) if hasattr(part, "follow_optimizer")]
-    following = [layer for layer in layers if layer.follows_optimizer]
-    if not following:
+    if not layers:
         return optimizer
     found = keras.optimizers.get(optimizer)
-    for layer in following:
+    for layer in layers:
+        if not layer.follows_optimizer:
+            continue
         own = _compat.optimizer_of(found, layer.anchors[0])
         needs_step = isinstance(own, keras.optimizers.LossScaleOptimizer) or any(
             getattr(own, setting, None) for setting in _NEED_STEP
@@ -85,24 +89,88 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
         if needs_step and not getattr(own, "built", False) and layer.store.collects_gradients:
             make_apply_rows(own)
         layer.follow_optimizer(applies_rows(own))
+    if not _compat.trains_itself(model):
+        for layer in layers:
+            layer.connect(_compat.optimizer_of(found, layer.anchors[0]))
     return found
 
 
-def require_fitting_optimizer(layer: Any, anchors: Sequence[Any], apply: str) -> None:
-    """Raises ValueError if the optimizer of the model would miss rows.
+def connect(layers: Any, optimizer: Any) -> None:
+    """Tells embedding layers which optimizer will apply their gradients.
 
-    The model is the outermost layer of the current call. If it is not compiled, as in a custom
-    loop, its optimizer is unknown and the check passes.
+    `slip.keras.Model` and models that `fit` trains do this themselves. In a custom training loop or
+    `train_step`, the layers learn of the optimizer when it applies gradients for the first time.
+    Call this function before training if the learning rate of the tables must follow the optimizer
+    from the first step, or must follow changes by callbacks without a delay of one step.
+
+    Example:
+
+    >>> layer = slip.keras.Embedding(100, 4)
+    >>> slip.keras.connect(layer, keras.optimizers.Adam(1e-3))
 
     Args:
-        layer: The `EmbeddingCollection` that is called.
-        anchors: Anchors of the layer, see `row_gradients.add_anchors`.
-        apply: Present mode of the layer, `"backward"` or `"step"`.
+        layers: A layer, model, or sequence of them. Embedding layers at any depth are connected.
+        optimizer: The Keras optimizer of the layers.
+
+    Raises:
+        ValueError: There is no embedding layer, or a setting of the optimizer does not apply to
+            rows.
     """
-    optimizer: Any = getattr(_compat.outermost_layer(layer), "optimizer", None)
-    if optimizer is None:
-        return
-    optimizer = _compat.optimizer_of(optimizer, anchors[0])
+    roots = list(layers) if isinstance(layers, (list, tuple)) else [layers]
+    parts = [part for root in roots for part in _compat.layers_in(root)]
+    found = [part for part in parts if hasattr(part, "follow_optimizer")]
+    if not found:
+        raise invalid("layers", layers, "connect", "at least one slip.keras layer")
+    for layer in found:
+        own = _compat.optimizer_of(keras.optimizers.get(optimizer), layer.anchors[0])
+        require_fitting_optimizer(layer, own)
+        layer.store.follow(own)
+        layer.connect(own)
+
+
+class CheckApply(keras.constraints.Constraint):
+    """Constraint of an anchor, which checks the optimizer that applies its gradient.
+
+    Keras has no other hook by which a layer learns of the optimizer in a custom training step.
+    """
+
+    def __init__(self, layer: Any):
+        """Checks for a layer.
+
+        Args:
+            layer: An `EmbeddingCollection`.
+        """
+        self._layer = weakref.ref(layer)
+
+    def __call__(self, anchor: Any) -> Any:
+        """Returns the value of an anchor.
+
+        Args:
+            anchor: The variable.
+
+        Raises:
+            ValueError: A setting of the optimizer does not apply to rows.
+        """
+        layer: Any = self._layer()
+        if layer is None:
+            return tf.convert_to_tensor(anchor)
+        optimizer = _compat.optimizer_of(_compat.applying_optimizer(), layer.anchors[0])
+        if optimizer is not None:
+            require_fitting_optimizer(layer, optimizer)
+            layer.store.follow_applied(optimizer)
+        checks = require_one_update(layer.store, layer.name) if layer.apply == "backward" else []
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.identity(tf.convert_to_tensor(anchor))
+
+
+def require_fitting_optimizer(layer: Any, optimizer: Any) -> None:
+    """Raises ValueError if an optimizer would miss rows.
+
+    Args:
+        layer: An `EmbeddingCollection`.
+        optimizer: The Keras optimizer of its anchors.
+    """
+    anchors, apply = layer.anchors, layer.apply
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     name, place = type(optimizer).__name__, f"a model with tables of layer {layer.name!r}"
     if apply == "step":

@@ -5,6 +5,7 @@ pass, as fused optimizers do, because Keras 3 converts sparse gradients to dense
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from slipstream_tf.checkpoint.store_state import StoreState, export_state, resto
 from slipstream_tf.config import Table
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.contract import (
+    CheckApply,
     refuse_loss_scaling,
     refuse_replicas,
     require_apply,
@@ -180,6 +182,7 @@ class EmbeddingCollection(keras.layers.Layer):
         self._prefetches = self.store.prefetches
         self.prefetch = bool(prefetch) or self._prefetches
         self.follows_optimizer = apply is None
+        self._optimizer_ref: Callable[[], Any] = lambda: None
         self.apply = require_apply(apply, self.store, self.name)
         self._add_anchors()
         add_rows_weight(self, self.store)
@@ -190,7 +193,7 @@ class EmbeddingCollection(keras.layers.Layer):
         self.built = True
 
     def _add_anchors(self) -> None:
-        self._anchors = add_anchors(self, self.store, self.apply)
+        self._anchors = add_anchors(self, self.store, self.apply, CheckApply(self))
         if self.apply == "backward":
             (self.update_anchor,) = self._anchors
 
@@ -217,6 +220,14 @@ class EmbeddingCollection(keras.layers.Layer):
         if apply == "step":
             del self.update_anchor
         _compat.exchange_weights(self, old, self._add_anchors)
+
+    def connect(self, optimizer: Any) -> None:
+        """Sets the optimizer of the layer, see `slip.keras.connect`.
+
+        Args:
+            optimizer: A Keras optimizer.
+        """
+        self._optimizer_ref = weakref.ref(optimizer)
 
     def when_restored(self, listener: Callable[[], None]) -> None:
         """Registers a function to call after a `tf.train.Checkpoint` restores the tables.
@@ -364,11 +375,18 @@ class EmbeddingCollection(keras.layers.Layer):
         return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
 
     def _trained_lookup(self, packed: Any, stacked: bool) -> list[tf.Tensor]:
-        self.store.follow(getattr(_compat.outermost_layer(self), "optimizer", None))
-        require_fitting_optimizer(self, self._anchors, self.apply)
-        return training_lookup(
-            self.store, self._anchors, self.apply, packed, stacked, self.name
-        )
+        optimizer = self._known_optimizer()
+        if optimizer is not None:
+            require_fitting_optimizer(self, optimizer)
+            self.store.follow(optimizer)
+        return training_lookup(self.store, self._anchors, self.apply, packed, stacked, self.name)
+
+    def _known_optimizer(self) -> Any:
+        """Returns the optimizer of the anchors, if it is known before it applies gradients."""
+        model = _compat.outermost_layer(self)
+        if getattr(model, "optimizer", None) is None or _compat.trains_itself(model):
+            return self._optimizer_ref()
+        return _compat.optimizer_of(model.optimizer, self._anchors[0])
 
     def _gives_tensor(self, inputs: Any) -> bool:
         if isinstance(inputs, Mapping):

@@ -45,13 +45,15 @@ def anchor_of(variable: Any) -> Anchor | None:
     return getattr(variable, "slipstream_anchor", None)
 
 
-def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
+def add_anchors(layer: Any, store: Any, apply: str, constraint: Any) -> list[Any]:
     """Adds the anchors to a layer, on which its gradients depend.
 
     Args:
         layer: An `EmbeddingCollection` without anchors.
         store: The store of the layer.
         apply: `"backward"` adds a single anchor, `"step"` one anchor per table.
+        constraint: Function of an anchor that returns its value. Keras optimizers call it each time
+            they apply a gradient of the anchor.
 
     Returns:
         The Keras variables.
@@ -61,7 +63,9 @@ def add_anchors(layer: Any, store: Any, apply: str) -> list[Any]:
         names = [f"{table.name}_anchor" for table in store.tables]
     anchors = []
     for index, name in enumerate(names):
-        anchor = layer.add_weight(name=name, shape=(), initializer="zeros", dtype="float32")
+        anchor = layer.add_weight(
+            name=name, shape=(), initializer="zeros", dtype="float32", constraint=constraint
+        )
         anchor.slipstream_anchor = Anchor(layer.name, store, index if apply == "step" else None)
         anchors.append(anchor)
     return anchors
@@ -79,6 +83,44 @@ def _number_of(store: Any) -> int:
         _numbers[store] = next(_next_number)
         _stores[_numbers[store]] = store
     return _numbers[store]
+
+
+# Number of updates of each store by backward passes since an optimizer applied an anchor.
+_updates: "weakref.WeakKeyDictionary[Any, tf.Variable]" = weakref.WeakKeyDictionary()
+
+
+def _updates_of(store: Any) -> tf.Variable:
+    if store not in _updates:
+        with tf.init_scope(), tf.device("CPU:0"):
+            _updates[store] = tf.Variable(0, dtype=tf.int64, trainable=False)
+    return _updates[store]
+
+
+def require_one_update(store: Any, layer: str) -> list[Any]:
+    """Checks that one backward pass has updated the rows since the previous call.
+
+    Call it when an optimizer applies an anchor of a layer with `apply="backward"`.
+
+    Args:
+        store: The store of the layer.
+        layer: Name of the layer, for the error.
+
+    Returns:
+        Operations that must run in a graph.
+    """
+    updates = _updates_of(store)
+    details = (
+        f"The rows of layer {layer!r} were updated by several backward passes before "
+        "optimizer.apply. Expected one call of tape.gradient per apply, because each call updates "
+        "the rows (apply='backward'). To sum gradients over micro-batches, pass apply='step' to "
+        "the layer and use slip.keras.CombinedOptimizer(optimizer) with "
+        "gradient_accumulation_steps. To train only other variables in a pass, call the layer with "
+        "training=False in this pass. Number of backward passes:"
+    )
+    passes = updates.read_value()
+    check = tf.raw_ops.Assert(condition=passes <= 1, data=[details, passes])
+    with tf.control_dependencies([] if check is None else [check]):
+        return [updates.assign(0, read_value=False)]
 
 
 class _Source(NamedTuple):
@@ -199,6 +241,8 @@ def _gradients_of_source(op: Any, gradients: tf.Tensor) -> list[Any]:
     if _as_text(op.get_attr("apply")) == "step":
         return list(by_table(store.collect_gradients(gradients, ()), store))
     update = store.apply_gradients(gradients, ())
+    with tf.control_dependencies([] if update is None else [update]):
+        _updates_of(store).assign_add(1, read_value=False)
     # The gradient of the anchor must depend on the update, because TensorFlow prunes operations
     # that the outputs of a backward graph do not need. The gradient is the value of the anchor, 0.
     # Grappler would fold a constant 0 together with the update, for example in `fit` with Adam,

@@ -523,6 +523,10 @@ class EmbeddingStore(SavedStore):
     def follow(self, optimizer: Any) -> None:
         self.rates.follow(optimizer)
 
+    def follow_applied(self, optimizer: Any) -> None:
+        """Follows an optimizer that is applying gradients; see `Rates.follow_applied`."""
+        self.rates.follow_applied(optimizer)
+
     def lookup(
         self,
         packed: PackedFeatures,

@@ -59,6 +59,11 @@ class Rates:
         # One reference per optimizer, because models may share a store.
         self._references: dict[int, tuple[Any, tf.Variable]] = {}
         self._restored_reference: float | None = None
+        # The factor of the next update, for steps that were traced before the optimizer was known.
+        self._next_factor: Any = None
+        if any(self._follows):
+            with tf.init_scope():
+                self._next_factor = tf.Variable(1.0, trainable=False, name="next_factor")
 
     @property
     def shared(self) -> tf.Variable | None:
@@ -101,6 +106,38 @@ class Rates:
             reference = self._new_reference(optimizer, rate)
         self._optimizer, self._reference = optimizer, reference
 
+    def follow_applied(self, optimizer: Any) -> None:
+        """Follows an optimizer that is known only while it applies gradients.
+
+        Call it in each `apply`, before `iterations` increases. Steps that are traced before it use
+        the learning rate that the optimizer has after this `apply`: schedules are followed
+        exactly, and other changes of the rate take effect one step later.
+
+        Args:
+            optimizer: A Keras optimizer.
+
+        Raises:
+            ValueError: The first update did not use the learning rate of the optimizer, because
+                the optimizer was not known yet, for example during the warm-up of a schedule.
+        """
+        rate = _compat.dense_rate(optimizer)
+        if rate is None or self._next_factor is None:
+            return
+        is_new = id(optimizer) not in self._references
+        self.follow(optimizer)
+        if is_new:
+            with tf.init_scope():
+                factor = self._factor()
+                self._next_factor.assign(factor)
+            if tf.executing_eagerly() and float(factor) != 1.0:  # The update has already run.
+                allowed = (
+                    "a constant rate, or an optimizer that is known before the first step. Call "
+                    "slip.keras.connect(layers, optimizer) before training"
+                )
+                place = f"the tables {self._names} in a training loop"
+                raise invalid("learning_rate", type(rate).__name__, place, allowed)
+        self._next_factor.assign(self._factor(ahead=1))
+
     def _new_reference(self, optimizer: Any, rate: Any) -> tf.Variable:
         with tf.init_scope():
             value = _reference_of(rate)
@@ -123,7 +160,7 @@ class Rates:
         Returns:
             float32, a scalar for all tables or [tables].
         """
-        factor = None if self._optimizer is None else self._factor()
+        factor = self._next_factor if self._optimizer is None else self._factor()
         if self.shared is not None:
             return self._rate(0, factor, after)
         rates = [self._rate(index, factor, after) for index in range(len(self._sources))]
@@ -171,14 +208,17 @@ class Rates:
             return source * factor
         return source if source.dtype == tf.float32 else tf.cast(source, tf.float32)
 
-    def _factor(self) -> tf.Tensor:
-        """Returns the dense rate divided by its reference.
+    def _factor(self, ahead: int = 0) -> tf.Tensor:
+        """Returns the dense rate, `ahead` steps from now, divided by its reference.
 
         The factor is exactly 1 if the rate equals its reference, even if both are 0. The call fails
         if the factor exceeds `_MAX_FACTOR`. For example, a dense rate first seen at the start of
         its warm-up would raise the tables' rates far above the configured values.
         """
-        rate = _dense_rate(_compat.dense_rate(self._optimizer), self._optimizer.iterations)
+        iterations = self._optimizer.iterations
+        if ahead:
+            iterations = tf.convert_to_tensor(iterations) + ahead
+        rate = _dense_rate(_compat.dense_rate(self._optimizer), iterations)
         reference = self._reference.read_value()
         factor = tf.where(rate == reference, 1.0, rate / reference)
         details = (
