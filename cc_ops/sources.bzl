@@ -184,6 +184,7 @@ CORE_TESTS = [
     "core/table/row_lifetime_test.cc",
     "core/table/written_rows_test.cc",
     "core/lookup/batch_lookup_test.cc",
+    "core/lookup/merged_plan_test.cc",
     "core/update/deferred_export_test.cc",
     "core/update/narrow_rows_test.cc",
     "core/update/policy_update_test.cc",

@@ -80,6 +80,16 @@ def tensorflow_variable(value: Any) -> Any:
     return wrapped if isinstance(wrapped, tf.Variable) else None
 
 
+def value_without_autocast(variable: Any) -> Any:
+    """Returns the value of a Keras variable in its own dtype.
+
+    `variable.value` has the compute dtype inside of a model with mixed precision.
+    """
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(variable._value)
+
+
 def is_schedule(value: Any) -> bool:
     """Returns whether a value is a Keras `LearningRateSchedule`.
 

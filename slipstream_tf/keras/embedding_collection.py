@@ -381,6 +381,10 @@ class EmbeddingCollection(keras.layers.Layer):
             self.store.follow(optimizer)
         return training_lookup(self.store, self._anchors, self.apply, packed, stacked, self.name)
 
+    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns the call unchanged: a `keras.RematScope` does not look rows up again."""
+        return layer_call
+
     def _known_optimizer(self) -> Any:
         """Returns the optimizer of the anchors, if it is known before it applies gradients."""
         model = _compat.outermost_layer(self)

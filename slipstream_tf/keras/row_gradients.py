@@ -163,7 +163,7 @@ def _shared_source(store: Any, anchors: Sequence[Any], apply: str, layer: str) -
             graph._slipstream_sources = {}
         sources, scope = graph._slipstream_sources, graph.as_default()
     with scope:
-        values = [tf.convert_to_tensor(anchor.value) for anchor in anchors]
+        values = [_compat.value_without_autocast(anchor) for anchor in anchors]
         known = sources.get(number)
         if known is not None and _compat.is_recorded_alike(known.tensor, values[0]):
             if known.apply != apply:
@@ -217,7 +217,7 @@ def training_lookup(
     # The gradient of another layer's variables is 0, because those of the source get all of it.
     # With "step" it is None, see `CombinedOptimizer`.
     others = [a for a in anchors if a.path not in source.anchors] if apply == "backward" else []
-    values = [tf.convert_to_tensor(anchor.value) for anchor in others]
+    values = [_compat.value_without_autocast(anchor) for anchor in others]
     ranks = 1 if store.comm is None else store.comm.size
     return ops.connect_rows(source.tensor, plan, values, rows, ranks)
 
