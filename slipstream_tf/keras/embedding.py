@@ -1,6 +1,6 @@
 """A drop-in replacement of `keras.layers.Embedding` with one table."""
 
-import re
+import dataclasses
 from typing import Any
 
 import keras
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from slipstream_tf import initializers
 from slipstream_tf._utils.errors import invalid, require_integer
+from slipstream_tf._utils.hashing import hash_text
 from slipstream_tf.config import Table
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
@@ -27,8 +28,10 @@ class Embedding(EmbeddingCollection):
     instead of a row. `Slipstream.apply` reads the keys of this layer from the feature that has the
     name of the table.
 
-    The table has the name of the layer, by default "embedding". Name the layers if a model has more
-    than one.
+    The table has the name that you give to the layer, and is named "embedding" if you give none.
+    Layers without a name start with different rows, which depend on the order in which the process
+    creates these layers. Name the layers if a model has more than one, because `Slipstream` and
+    checkpoints find tables by name.
 
     Example:
 
@@ -46,6 +49,7 @@ class Embedding(EmbeddingCollection):
         mask_zero: Whether key 0 (for text keys the empty text) is padding, which has no row,
             returns zeros and is masked.
         optimizer: Sparse optimizer of the table, as in `EmbeddingCollection`.
+        table_name: Name of the table. None uses `name`, or "embedding" for a layer without a name.
         **kwargs: Arguments of `EmbeddingCollection` (such as `store`, `comm`, `placement`, `apply`)
             and of `keras.layers.Layer` (name, dtype, trainable).
 
@@ -63,6 +67,7 @@ class Embedding(EmbeddingCollection):
         embeddings_constraint: Any = None,
         mask_zero: bool = False,
         optimizer: Any = None,
+        table_name: str | None = None,
         **kwargs: Any,
     ) -> None:
         place = f"slip.keras.Embedding {kwargs.get('name') or ''}".strip()
@@ -77,12 +82,19 @@ class Embedding(EmbeddingCollection):
                 raise invalid(argument, value, place, allowed)
         if input_dim is not None:
             input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1, place)
+        initializer = initializers.get(embeddings_initializer)
+        if table_name is None:
+            table_name = kwargs.get("name")
+        if table_name is None:
+            # Without the counter of Keras's automatic name, so that a model that is built twice has
+            # the same tables.
+            table_name = "embedding"
+            initializer = _with_own_seed(initializer, table_name)
         table = Table(
-            # Removes the counter of Keras, so that a model that is built twice has the same tables.
-            re.sub(r"^embedding_\d+$", "embedding", kwargs.get("name") or "embedding"),
+            table_name,
             require_integer("output_dim", output_dim, 1, place=place),
             combiner=None,
-            initializer=initializers.get(embeddings_initializer),
+            initializer=initializer,
         )
         padding_key = 0 if mask_zero else None
         super().__init__(
@@ -173,8 +185,23 @@ class Embedding(EmbeddingCollection):
             "output_dim": self.output_dim,
             "embeddings_initializer": initializers.serialize(self.tables[0].initializer),
             "mask_zero": self.mask_zero,
+            "table_name": self.tables[0].name,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Embedding":
         return super(EmbeddingCollection, cls).from_config(config)
+
+
+def _with_own_seed(initializer: initializers.Initializer, name: str) -> initializers.Initializer:
+    """Returns an initializer whose rows differ from those of other layers without a name.
+
+    The first layer of the process, or since `keras.utils.clear_session`, keeps the seed that
+    `Table` derives from the name.
+    """
+    if getattr(initializer, "seed", 0) is not None:
+        return initializer
+    number = keras.backend.get_uid("slipstream_embedding")
+    if number == 1:
+        return initializer
+    return dataclasses.replace(initializer, seed=hash_text(f"{name}_{number - 1}"))

@@ -169,6 +169,55 @@ def test_rebuilt_model_loads_weights(tmp_path):
     np.testing.assert_array_equal(loaded(KEYS), models[0](KEYS))
 
 
+@keras.saving.register_keras_serializable(package="test_embedding")
+class SubclassedEmbedding(slip.keras.Embedding):
+    """A subclass, which Keras names "subclassed_embedding"."""
+
+
+@pytest.mark.parametrize("layer_class", [slip.keras.Embedding, SubclassedEmbedding])
+def test_unnamed_layers_are_saved_and_cloned(layer_class, tmp_path):
+    """Two layers of a model have equal table names, and each finds its own rows."""
+
+    def build():
+        inputs = keras.Input((3,), dtype="int64")
+        outputs = [layer_class(10, 4)(inputs) for _ in range(2)]
+        return keras.Model(inputs, keras.layers.Concatenate()(outputs))
+
+    model, rebuilt = build(), build()
+    assert [layer.tables[0].name for layer in model.layers[1:3]] == ["embedding", "embedding"]
+    model.compile("sgd", "mse")
+    model.fit(KEYS, np.ones((2, 3, 8)), verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    cloned = keras.models.clone_model(model)
+    cloned.set_weights(model.get_weights())
+    every_key = np.arange(9).reshape(3, 3)
+    np.testing.assert_array_equal(loaded(every_key), model(every_key))
+    np.testing.assert_array_equal(cloned(every_key), model(every_key))
+    model.save_weights(tmp_path / "m.weights.h5")
+    rebuilt.load_weights(tmp_path / "m.weights.h5")
+    np.testing.assert_array_equal(rebuilt(KEYS), model(KEYS))
+
+
+def test_given_names_are_names_of_tables():
+    layers = [make_layer(name=name) for name in ("embedding_1", "embedding_2")]
+    assert [layer.tables[0].name for layer in layers] == ["embedding_1", "embedding_2"]
+    slip.Slipstream(layers)  # Requires distinct names.
+    layer = make_layer(name="user", table_name="users")
+    assert layer.table("users").name == layer.specs[0].name == "users"
+    assert slip.keras.Embedding.from_config(layer.get_config()).tables == layer.tables
+
+
+def test_unnamed_layers_start_with_different_rows():
+    keras.utils.clear_session()
+    first, second, named = make_layer(), make_layer(), make_layer(name="embedding")
+    assert not np.isin(first(KEYS), second(KEYS)).any()
+    np.testing.assert_array_equal(named(KEYS), first(KEYS))
+    keras.utils.clear_session()
+    np.testing.assert_array_equal(make_layer()(KEYS), first(KEYS))
+    np.testing.assert_array_equal(make_layer()(KEYS), second(KEYS))
+
+
 @pytest.mark.parametrize("apply", ["backward", "step"])
 def test_training_equals_keras_embedding(apply):
     """With equal initial rows and SGD, the losses match Keras."""
