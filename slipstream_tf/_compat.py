@@ -141,7 +141,9 @@ def layers_in(model: Any) -> list[Any]:
     """
     flatten = getattr(model, "_flatten_layers", None)
     if flatten is None:
-        raise TypeError(f"Invalid `model`: {model!r}. Expected a Keras model or layer.")
+        raise TypeError(
+            f"Invalid `model`: {type(model).__name__} object. Expected a Keras model or layer."
+        )
     return list(flatten(include_self=True, recursive=True))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils.comm import Communicator
+from slipstream_tf._utils.errors import shown
 from slipstream_tf._utils.hashing import mix64
 
 
@@ -95,8 +96,9 @@ def require_same(comm: Communicator, settings: Any, name: str, what: str) -> Non
         if other != texts[0]:
             place, first, second = _first_difference(json.loads(texts[0]), json.loads(other), "")
             raise ValueError(
-                f"Invalid settings of {what} on rank {rank}: {place or 'the value'} is {second!r}, "
-                f"but it is {first!r} on rank 0. Expected the same settings on all ranks."
+                f"Invalid settings of {what} on rank {rank}: {place or 'the value'} is "
+                f"{shown(second)}, but it is {shown(first)} on rank 0. Expected the same settings "
+                "on all ranks."
             )
 
 

@@ -2,8 +2,41 @@
 
 import math
 import numbers
+import reprlib
 from collections.abc import Sequence
 from typing import Any
+
+MAX_SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """Returns a value as text for an error, with at most `MAX_SHOWN` characters.
+
+    An array or tensor is described by dtype and shape. The middle of a long text is omitted, which
+    keeps the start and the end of a path.
+    """
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None and shape != ():
+        text = f"{getattr(dtype, 'name', dtype)} {type(value).__name__} of shape {shape}"
+    else:
+        text = _short.repr(value)
+    if len(text) <= MAX_SHOWN:
+        return text
+    head = (MAX_SHOWN - 3) // 2
+    return f"{text[:head]}...{text[head + 3 - MAX_SHOWN :]}"
+
+
+def _short_repr() -> reprlib.Repr:
+    """Returns a `repr` that does not print all elements of a large collection."""
+    short = reprlib.Repr()
+    short.maxlevel = 4
+    for name in ("maxtuple", "maxlist", "maxarray", "maxdict", "maxset", "maxfrozenset"):
+        setattr(short, name, MAX_SHOWN)
+    short.maxstring = short.maxlong = short.maxother = 2 * MAX_SHOWN
+    return short
+
+
+_short = _short_repr()
 
 
 def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
@@ -11,7 +44,7 @@ def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
 
     Args:
         argument: Name of the argument in the public API.
-        value: The given value.
+        value: The given value, printed as by `shown`.
         place: Where the value is used, for example "table 'user'". May be empty.
         allowed: Description of the allowed values, for example "an integer >= 1".
 
@@ -19,7 +52,7 @@ def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
         The ValueError, to be raised by the caller.
     """
     where = f" for {place}" if place else ""
-    return ValueError(f"Invalid `{argument}`: {value!r}{where}. Expected {allowed}.")
+    return ValueError(f"Invalid `{argument}`: {shown(value)}{where}. Expected {allowed}.")
 
 
 def require_choice(argument: str, value: Any, choices: Sequence[Any], place: str = "") -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from slipstream_tf._utils import disk
+from slipstream_tf._utils.errors import shown
 from slipstream_tf.config import parse_bytes
 
 USAGE_ERROR = 2  # Exit code: a flag, an argument or a file from the user is invalid.
@@ -390,8 +391,8 @@ class FlagSet:
             found = disk.read_json(path)
         if not isinstance(found, dict):
             raise UsageError(
-                f"Invalid flag --{SETTINGS}={path}: the file contains {found!r}. Expected a JSON "
-                'object from flag names to values, for example {"dim": 32}.'
+                f"Invalid flag --{SETTINGS}={path}: the file contains {shown(found)}. Expected a "
+                'JSON object from flag names to values, for example {"dim": 32}.'
             )
         return {name: self._from_json(path, name, value) for name, value in found.items()}
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream_tf._utils.errors import shown
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
 from slipstream_tf.data.readers.hashing import hash_strings, parse_hex, parse_integers
@@ -85,7 +86,7 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
             value = columns[name][row].as_py()
             if isinstance(value, bytes):
                 value = value[:40].decode(errors="backslashreplace")
-            reasons.setdefault(row, f"{name} is {value!r}; expected {allowed}")
+            reasons.setdefault(row, f"{name} is {shown(value)}; expected {allowed}")
 
     text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
     label, is_malformed = _numbers(columns[schema.label], text_missing)

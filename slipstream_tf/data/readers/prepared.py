@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_tf._utils import disk
-from slipstream_tf._utils.errors import invalid, require_choice
+from slipstream_tf._utils.errors import invalid, require_choice, shown
 from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN, Rows, is_in_part
 from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, ParquetReader
@@ -62,7 +62,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(
-            f"{path}: `format_version` is {version!r}; expected {FORMAT_VERSION}. "
+            f"{path}: `format_version` is {shown(version)}; expected {FORMAT_VERSION}. "
             "Run slipstream-prepare --overwrite."
         )
     if (problem := _problem(manifest)) is not None:
@@ -82,14 +82,14 @@ def _problem(manifest: dict[str, Any]) -> str | None:
     columns = manifest["columns"]
     for name in ("dense", "keys", "lists"):
         if not all(isinstance(column, str) for column in columns[name]):
-            return f"`columns`: `{name}` is {columns[name]!r}"
+            return f"`columns`: `{name}` is {shown(columns[name])}"
     for number, shard in enumerate(manifest["shards"]):
         place = f"`shards[{number}]`"
         if (wrong := _wrong(shard, _SHARD_KINDS)) is not None:
             return f"{place}: {wrong}"
         end = shard["end"]
         if len(end) != len(_SHARD_KINDS["end"]) or min(end.values()) < 0:
-            return f"{place}: `end` is {end!r}"
+            return f"{place}: `end` is {shown(end)}"
         for part in PARTS:
             if shard[part] is None:
                 continue
@@ -97,20 +97,20 @@ def _problem(manifest: dict[str, Any]) -> str | None:
                 return f"{place}: `{part}`: {wrong}"
             file = shard[part]["file"]
             if not re.fullmatch(rf"{part}/[0-9]+\.parquet", file) or shard[part]["inputs"] < 0:
-                return f"{place}: `{part}` is {shard[part]!r}"
+                return f"{place}: `{part}` is {shown(shard[part])}"
     return None
 
 
 def _wrong(values: Any, kinds: Mapping[str, Any]) -> str | None:
     if not isinstance(values, dict):
-        return f"the value is {values!r}; expected an object with {', '.join(kinds)}"
+        return f"the value is {shown(values)}; expected an object with {', '.join(kinds)}"
     for name, kind in kinds.items():
         value = values.get(name)
         if isinstance(kind, dict):
             if (wrong := _wrong(value, kind)) is not None:
                 return f"`{name}`: {wrong}"
         elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            return f"`{name}` is {value!r}"
+            return f"`{name}` is {shown(value)}"
     return None
 
 
