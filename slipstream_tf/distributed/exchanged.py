@@ -236,6 +236,11 @@ class ExchangedStore(CollectingStore, NativeStore):
         self._require_same_rows(table, keys)
         return super().remove_rows(table, keys)
 
+    def clear_rows(self, table: str) -> None:
+        """Removes all rows on all ranks; a collective."""
+        self._require_same_rows(table)
+        super().clear_rows(table)
+
     def _require_same_rows(self, table: str, *arrays: np.ndarray) -> None:
         digests = [table, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
         require_same(

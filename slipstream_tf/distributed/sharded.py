@@ -405,6 +405,15 @@ class ShardedStore(ReplicatingStore, ExchangedStore):
         self._replicas.remove_rows(table, keys)
         return int(self.comm.sum(tf.constant(removed), "control", self._names.of("removed")))
 
+    def clear_rows(self, table: str) -> None:
+        """Removes all rows and replicas on all ranks; a collective."""
+        super().clear_rows(table)
+        self._replicas.clear_rows(table)
+
+    def shrink_rows(self, table: str) -> int:
+        """Frees the memory of removed rows and replicas of this rank; returns its bytes."""
+        return super().shrink_rows(table) + self._replicas.shrink_rows(table)
+
     def owners(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns int64 [n], the rank that owns each key.
 

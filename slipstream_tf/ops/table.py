@@ -374,6 +374,25 @@ def remove(handle: tf.Tensor, keys: Any) -> tf.Tensor:
     return _loader.library().slipstream_table_remove(handle=handle, keys=keys)
 
 
+def clear(handle: tf.Tensor) -> None:
+    """Removes all rows with their slots, counts, flags and deferred gradients, and frees memory.
+
+    The counters of keys without a row are cleared, too. The numbers of steps do not change.
+    """
+    _loader.library().slipstream_table_clear(handle=handle)
+
+
+def shrink(handle: tf.Tensor) -> tf.Tensor:
+    """Moves the rows to new memory, so that the memory of removed rows is freed.
+
+    The new memory is allocated before the old memory is freed. A table that spills does not change.
+
+    Returns:
+        The number of freed bytes, a scalar.
+    """
+    return _loader.library().slipstream_table_shrink(handle=handle)
+
+
 EXPORTED = {
     "keys": np.int64,
     "rows": np.float32,

@@ -241,6 +241,14 @@ class NativeStore(EmbeddingStore):
         """
         return int(table_ops.remove(self._handle_of(table), keys))
 
+    def clear_rows(self, table: str) -> None:
+        """Removes all rows with their state and frees their memory; see `ops.table.clear`."""
+        table_ops.clear(self._handle_of(table))
+
+    def shrink_rows(self, table: str) -> int:
+        """Frees the memory of removed rows; returns its bytes. See `ops.table.shrink`."""
+        return int(table_ops.shrink(self._handle_of(table)))
+
     def measure(
         self, table: str, keys: Any, snapshot: tf.Tensor, metric: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

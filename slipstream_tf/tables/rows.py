@@ -28,8 +28,8 @@ class TableRows:
     In a single process, deferred gradients are applied before rows are read, as in evaluation
     lookups. With multiple ranks, call the store's `flush` first.
 
-    Note: with multiple ranks, `write` and `remove` are collectives: every rank must call them with
-    the same arguments. For sharded tables all methods are collectives.
+    Note: with multiple ranks, `write`, `remove` and `clear` are collectives: every rank must call
+    them with the same arguments. For sharded tables all methods except `shrink` are collectives.
 
     Example:
 
@@ -117,6 +117,28 @@ class TableRows:
             The number of removed rows; for sharded tables, summed over all ranks.
         """
         return self._writable().remove_rows(self.name, checked_keys(keys))
+
+    def clear(self) -> None:
+        """Removes all rows with their slots, access counts, flags and deferred gradients.
+
+        The memory of the rows is returned to the system. Accesses of keys that have no row yet are
+        no longer counted for `Retention.admit_after`. The learning rate and the number of steps do
+        not change.
+        """
+        self._writable().clear_rows(self.name)
+
+    def shrink(self) -> int:
+        """Returns the memory of removed, evicted and expired rows to the system.
+
+        Without this call, the table keeps the memory for new rows. The remaining rows move to new
+        memory and therefore need memory twice for a moment. With `Storage.spill` the table does not
+        change, because its memory is limited. Other threads can train meanwhile; their lookups wait
+        until the rows have moved.
+
+        Returns:
+            The number of bytes that this rank returned.
+        """
+        return self._writable().shrink_rows(self.name)
 
     def keys(self) -> np.ndarray:
         """Returns the keys that have a row, int64 [n], ascending."""

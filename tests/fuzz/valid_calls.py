@@ -98,6 +98,8 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableKeys", handle=table)
     call("SlipstreamTableWrite", handle=table, keys=keys, rows=snapshot)
     call("SlipstreamTableRemove", handle=table, keys=keys[:2])
+    call("SlipstreamTableShrink", handle=table)
+    call("SlipstreamTableClear", handle=table)
 
 
 def call_exchange_ops(call: Call) -> None:

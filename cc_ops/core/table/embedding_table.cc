@@ -147,6 +147,34 @@ int64_t EmbeddingTable::Remove(const int64_t* keys, int64_t n) {
   return static_cast<int64_t>(leaving.size());
 }
 
+Status EmbeddingTable::Clear() {
+  TableContents nothing;
+  nothing.update_step = updates_.step();
+  nothing.lookup_step = rows_.lookup_step();
+  const Status status = Import(nothing);
+  if (!status.ok()) return status;
+  for (CountFilter& filter : rows_.filters()) filter.Restore({}, 0);
+  return OkStatus();
+}
+
+void EmbeddingTable::Shrink() {
+  // Flags are stored by index, and rows get new indices.
+  std::vector<int64_t> keys;
+  for (int s = 0; s < kNumShards; ++s) {
+    if (!flags_.shard(s)->any()) continue;
+    for (const HashIndex::Entry& entry : rows_.shard(s)->index.entries()) {
+      if (entry.index == HashIndex::kEmpty || IsOnDisk(entry.index)) continue;
+      if (flags_.shard(s)->Of(entry.index) != 0) keys.push_back(entry.key);
+    }
+  }
+  std::vector<uint8_t> flags(keys.size());
+  flags_.Get(keys.data(), static_cast<int64_t>(keys.size()), rows_, flags.data());
+  rows_.Shrink();
+  flags_.Clear();
+  flags_.Set(keys.data(), flags.data(), static_cast<int64_t>(keys.size()), Parallel(),
+             /*create_missing=*/false, &rows_);
+}
+
 TableContents EmbeddingTable::Export(Status* status) const {
   TableContents contents = rows_.Export(status);
   contents.update_step = updates_.step();

@@ -99,6 +99,13 @@ class EmbeddingTable {
   // Removes rows with their slots, counts, flags and deferred gradients. Returns the number of
   // removed rows. Throws std::bad_alloc (strong exception guarantee).
   int64_t Remove(const int64_t* keys, int64_t n);
+  // Removes all rows like Remove and clears the counters of keys without a row, and frees the
+  // memory. The numbers of updates and lookups do not change. Throws std::bad_alloc (strong
+  // exception guarantee unless the table spills).
+  Status Clear();
+  // Moves the rows to new memory, see RowStore::Shrink. If an allocation fails, std::bad_alloc is
+  // thrown; the rows are unchanged then, but flags may be cleared.
+  void Shrink();
 
   // Exports all rows. An error of reading from disk is stored in `status` if it is not null; the
   // contents are incomplete then.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <tuple>
@@ -376,6 +377,35 @@ void RowStore::Remove(const std::vector<int64_t>& keys) noexcept {
     shard.index.Erase(key);
   }
   NoteRemoved(keys);
+  ++generation_;
+}
+
+void RowStore::Shrink() {
+  if (spilled_ != nullptr) return;
+  auto memory = std::make_unique<SlabAllocator>();
+  auto index_memory = std::make_unique<IndexMemory>(kNumShards);
+  std::vector<RowShard> shards = EmptyShards(memory.get(), index_memory.get());
+  std::vector<HashIndex::Entry> entries;
+  for (int s = 0; s < kNumShards; ++s) {
+    const RowShard& old = shards_[s];
+    entries.clear();
+    for (const HashIndex::Entry& entry : old.index.entries()) {
+      if (entry.index != HashIndex::kEmpty) entries.push_back(entry);
+    }
+    // In the order of the hash index, all keys would probe the same part of the growing new index.
+    std::sort(entries.begin(), entries.end(),
+              [](const auto& a, const auto& b) { return a.index < b.index; });
+    for (const HashIndex::Entry& entry : entries) {
+      uint32_t index = 0;
+      void* const row = InsertRow(&shards[s], entry.key, entry.count, &index);
+      std::memcpy(row, old.arena.Row(entry.index), static_cast<size_t>(layout_.bytes()));
+      if (tracks_use()) shards[s].last_used[index] = old.last_used[entry.index];
+      if (tracks_changes_) shards[s].changed[index] = old.changed[entry.index];
+    }
+  }
+  shards_.swap(shards);
+  memory_.swap(memory);
+  index_memory_.swap(index_memory);
   ++generation_;
 }
 

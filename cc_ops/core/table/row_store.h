@@ -336,6 +336,10 @@ class RowStore {
   std::vector<int64_t> KeysToEvict(int64_t incoming, const std::vector<int64_t>& pinned) const;
   // Removes existing keys and invalidates pointers to their rows; see generation().
   void Remove(const std::vector<int64_t>& keys) noexcept;
+  // Moves the rows to new memory without the room of removed rows, frees the old memory and
+  // invalidates pointers to rows. A table that spills does not change. Throws std::bad_alloc
+  // (strong exception guarantee).
+  void Shrink();
   void CountEvicted(int64_t rows) { num_evicted_ += rows; }
 
   // Returns all keys, ascending.

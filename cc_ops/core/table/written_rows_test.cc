@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "cc_ops/core/table/embedding_table.h"
@@ -75,6 +76,73 @@ TEST(WrittenRows, RemovedRowsLeaveNoState) {
   table.flags().Get(keys, 2, table.rows(), found);
   EXPECT_EQ(found[0], kSaturated);
   EXPECT_EQ(found[1], 0);
+}
+
+TEST(WrittenRows, ClearRemovesAllStateAndFreesMemory) {
+  TableOptions options = Options();
+  options.admit_after = 2;
+  EmbeddingTable table(options);
+  std::vector<int64_t> keys(100000);
+  std::iota(keys.begin(), keys.end(), -5);
+  const std::vector<float> rows(2 * keys.size(), 1.f);
+  ASSERT_TRUE(table.Write(keys.data(), rows.data(), 100000).ok());
+  const uint8_t flags[] = {kSaturated, kSaturated};
+  ASSERT_TRUE(table.SetFlags(keys.data(), flags, 2, Parallel()).ok());
+  table.BeginUpdate(0.1f);
+  table.BeginLookup();
+  uint32_t index = 0;
+  EXPECT_EQ(table.rows().FindOrAdmit(-9, 1.f, &index), nullptr);
+  EXPECT_TRUE(table.rows().WouldAdmit(-9, 1));
+  const int64_t bytes = table.bytes(), generation = table.rows().generation();
+  ASSERT_TRUE(table.Clear().ok());
+  EXPECT_EQ(table.rows().size(), 0);
+  EXPECT_LT(table.bytes(), bytes / 10);
+  EXPECT_NE(table.rows().generation(), generation);
+  EXPECT_EQ(table.updates().step(), 1);
+  EXPECT_EQ(table.rows().lookup_step(), 1);
+  EXPECT_FALSE(table.rows().WouldAdmit(-9, 1));
+  ASSERT_TRUE(table.Write(keys.data(), rows.data(), 2).ok());
+  uint8_t found[2];
+  table.flags().Get(keys.data(), 2, table.rows(), found);
+  EXPECT_EQ(found[0], 0);
+}
+
+TEST(WrittenRows, ShrinkKeepsRowsAndFreesMemory) {
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBfloat16}) {
+    TableOptions options = Options();
+    options.dtype = dtype;
+    options.expire_after = 1000;
+    EmbeddingTable table(options);
+    std::vector<int64_t> keys(100000);
+    std::iota(keys.begin(), keys.end(), -5);
+    std::vector<float> rows(2 * keys.size());
+    std::iota(rows.begin(), rows.end(), 0.5f);
+    ASSERT_TRUE(table.Write(keys.data(), rows.data(), 100000).ok());
+    const uint8_t flags[] = {0, kSaturated, 0};
+    table.rows().TakeChanges(0);
+    EXPECT_EQ(table.Remove(keys.data(), 99900), 99900);
+    ASSERT_TRUE(table.SetFlags(&keys[99901], flags, 3, Parallel()).ok());
+    const int64_t number = table.rows().TakeChanges(1).number;
+    ASSERT_TRUE(table.Write(&keys[99950], rows.data(), 1).ok());
+    const TableContents before = table.Export();
+    const int64_t bytes = table.bytes(), generation = table.rows().generation();
+    table.Shrink();
+    EXPECT_LT(table.bytes(), bytes / 10);
+    EXPECT_NE(table.rows().generation(), generation);
+    const TableContents after = table.Export();
+    EXPECT_EQ(after.keys, before.keys);
+    EXPECT_EQ(after.rows, before.rows);
+    EXPECT_EQ(after.slots, before.slots);
+    EXPECT_EQ(after.counts, before.counts);
+    EXPECT_EQ(after.last_used, before.last_used);
+    uint8_t found[3];
+    table.flags().Get(&keys[99901], 3, table.rows(), found);
+    EXPECT_EQ(std::vector<uint8_t>(found, found + 3), std::vector<uint8_t>(flags, flags + 3));
+    const RowChanges changes = table.rows().TakeChanges(number);
+    EXPECT_FALSE(changes.is_all);
+    ASSERT_EQ(changes.rows.size(), 1u);
+    EXPECT_EQ(changes.rows[0].key, keys[99950]);
+  }
 }
 
 }  // namespace

@@ -214,6 +214,18 @@ absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
 }
 
 absl::Status SpillsError(const EmbeddingTable& table) {
+absl::Status ClearRows(tf::OpKernelContext* /*c*/, EmbeddingTable* table) {
+  const ExclusiveLock lock(table->mutex());
+  return ToAbsl(table->Clear());
+}
+
+absl::Status ShrinkRows(tf::OpKernelContext* c, EmbeddingTable* table) {
+  const ExclusiveLock lock(table->mutex());
+  const int64_t before = table->bytes();
+  table->Shrink();
+  return OutputScalar(c, 0, std::max<int64_t>(0, before - table->bytes()));
+}
+
   return absl::InvalidArgumentError(
       absl::StrCat("table '", table.options().name,
                    "' spills rows to disk; expected a table with all rows in memory"));
@@ -351,6 +363,8 @@ SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
 SLIPSTREAM_TABLE_KERNEL("Write", Write);
 SLIPSTREAM_TABLE_KERNEL("Remove", Remove);
 SLIPSTREAM_TABLE_KERNEL("Export", Export);
+SLIPSTREAM_TABLE_KERNEL("Clear", ClearRows);
+SLIPSTREAM_TABLE_KERNEL("Shrink", ShrinkRows);
 SLIPSTREAM_TABLE_KERNEL("ExportReplicas", ExportReplicas);
 SLIPSTREAM_TABLE_KERNEL("ExportChanges", ExportChanges);
 SLIPSTREAM_TABLE_KERNEL("ExportAdmission", ExportAdmission);

@@ -239,6 +239,34 @@ removed: Scalar. Number of removed rows.
 )doc");
 
 REGISTER_OP("SlipstreamTableExport")
+REGISTER_OP("SlipstreamTableClear")
+    .Input("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[]"))
+    .Doc(R"doc(
+Removes all rows with their slots, counts, flags and deferred gradients, and frees their memory.
+
+It also clears the access counters of keys without a row. The numbers of updates and lookups do not
+change.
+
+handle: Scalar. The table.
+)doc");
+
+REGISTER_OP("SlipstreamTableShrink")
+    .Input("handle: resource")
+    .Output("bytes: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes("[] -> []"))
+    .Doc(R"doc(
+Frees the memory of removed rows.
+
+It moves the rows to new memory, which is allocated before the old memory is freed. A table that
+spills to disk does not change.
+
+handle: Scalar. The table.
+bytes: Scalar. Number of freed bytes.
+)doc");
+
     .Input("handle: resource")
     .Attr("flushes: bool = true")
     .Output("keys: int64")

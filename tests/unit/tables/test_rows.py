@@ -71,6 +71,49 @@ def test_layer_reads_initial_row_after_removal() -> None:
         layer.table("x")
 
 
+def test_cleared_table_starts_from_scratch() -> None:
+    table = make()
+    store: Any = table.store
+    table.write(np.arange(50_000), np.ones((50_000, 2)))
+    nbytes = store.statistics("t").allocated_bytes
+    table.clear()
+    assert len(table) == 0 and store.statistics("t").allocated_bytes < nbytes / 10
+    assert table.read([3]).tolist() == [[0.5, 0.5]]
+    table.write([3], [[1.0, 2.0]])
+    assert table.keys().tolist() == [3]
+
+
+def test_shrunk_table_keeps_rows() -> None:
+    table = make()
+    store: Any = table.store
+    keys = np.arange(50_000)
+    table.write(keys, np.stack([keys, -keys], 1))
+    table.remove(keys[:49_990])
+    before, nbytes = store.export_table("t"), store.statistics("t").allocated_bytes
+    freed = table.shrink()
+    assert freed > 0.9 * nbytes and store.statistics("t").allocated_bytes == nbytes - freed
+    for name, values in store.export_table("t").items():
+        np.testing.assert_array_equal(values, before[name])
+    assert table.shrink() == 0
+
+
+def test_training_continues_after_table_shrinks_and_clears() -> None:
+    """Rows move or disappear between a lookup and its update."""
+    layers = [EmbeddingCollection([Table("t", 2, initializer=START)], RULE) for _ in range(2)]
+    for change in ("shrink", "clear"):
+        for layer in layers:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(np.array([[1], [2]]), training=True))
+            if layer is layers[0]:
+                getattr(layer.table("t"), change)()
+            elif change == "clear":
+                layer.table("t").remove([1, 2])
+            tape.gradient(loss, layer.trainable_variables)
+        contents, expected = (layer.store.export_table("t") for layer in layers)
+        for name, values in contents.items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
 def test_variable_store_refuses_row_writes() -> None:
     table = TableRows(VariableStore({"t": tf.Variable(tf.ones([3, 2]))}), "t")
     assert table.read([1]).tolist() == [[1.0, 1.0]] and len(table) == 3
@@ -93,6 +136,20 @@ def test_ranks_write_and_remove_collectively(kind: str) -> None:
         # A key that another rank may have looked up counts as found.
         expected = *expected[:3], [True, True]
     assert Threads(3).run(job) == [expected] * 3
+
+
+@pytest.mark.parametrize("kind", ["ReplicatedStore", "ShardedStore"])
+def test_ranks_clear_collectively(kind: str) -> None:
+    def job(comm: Any) -> Any:
+        table = make(comm, kind=getattr(distributed, kind))
+        table.write(np.arange(9000), np.ones((9000, 2)))
+        table.remove(np.arange(8990))
+        is_freed = table.shrink() > 0
+        before = len(table)
+        table.clear()
+        return is_freed, before, len(table), table.read([8999]).tolist()
+
+    assert Threads(2).run(job) == [(True, 10, 0, [[0.5, 0.5]])] * 2
 
 
 def test_ranks_writing_different_rows_raise() -> None:
