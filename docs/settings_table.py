@@ -145,9 +145,9 @@ def of_rules() -> str:
 
 def of_initializers() -> str:
     """Returns a list of the initializers with their settings."""
-    kinds = initializers.RandomUniform, initializers.RandomNormal, initializers.Constant
+    kinds = initializers.RandomUniform, initializers.RandomNormal, initializers.TruncatedNormal
     lines = []
-    for cls in (*kinds, initializers.Zeros):
+    for cls in (*kinds, initializers.Constant, initializers.Zeros):
         settings = ", ".join(f"{f.name}={default(f)}" for f in dataclasses.fields(cls))
         first = (cls.__doc__ or "").splitlines()[0]
         lines.append(f"- `{cls.__name__}({settings})`: {first[0].lower()}{first[1:]}")

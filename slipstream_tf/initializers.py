@@ -5,6 +5,7 @@ depend on the time of its first lookup, on the rest of the batch or on the numbe
 """
 
 import dataclasses
+import numbers
 from typing import Any
 
 from slipstream_tf import _compat
@@ -64,6 +65,33 @@ class RandomNormal:
 
 
 @dataclasses.dataclass(frozen=True)
+class TruncatedNormal:
+    """Draws normal values within two deviations, as `keras.initializers.TruncatedNormal`.
+
+    A value further than `2 * stddev` from the mean is drawn again.
+
+    Example:
+
+    >>> table = slip.Table("item", 16, initializer=slip.initializers.TruncatedNormal(stddev=0.01))
+
+    Attributes:
+        mean: Mean of the values.
+        stddev: Standard deviation before the values are truncated, at least 0.
+        seed: Seed of the generator. The same seed and key always give the same row. None derives
+            the seed from the table name.
+    """
+
+    mean: float = 0.0
+    stddev: float = 0.05
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _keep(self, mean=require_number("mean", self.mean))
+        _keep(self, stddev=require_number("stddev", self.stddev, minimum=0.0))
+        _require_seed(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class Zeros:
     """Sets all values to 0.
 
@@ -103,19 +131,22 @@ def _require_seed(initializer: Any) -> None:
         _keep(initializer, seed=seed)
 
 
-Initializer = RandomUniform | RandomNormal | Zeros | Constant
+Initializer = RandomUniform | RandomNormal | TruncatedNormal | Zeros | Constant
+_KINDS: dict[type, str] = {
+    **{RandomUniform: "uniform", RandomNormal: "normal", TruncatedNormal: "truncated_normal"},
+    **{Constant: "constant", Zeros: "zeros"},
+}
 
 
 def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
     """Returns the initializer as (kind, first, second) for the table op.
 
-    The numbers are (minval, maxval) for "uniform", (mean, stddev) for "normal", (value, 0) for
-    "constant" and (0, 0) for "zeros".
+    The numbers are (minval, maxval) for "uniform", (mean, stddev) for "normal" and
+    "truncated_normal", (value, 0) for "constant" and (0, 0) for "zeros".
     """
-    kinds = {RandomUniform: "uniform", RandomNormal: "normal", Constant: "constant", Zeros: "zeros"}
     values = [v for name, v in vars(initializer).items() if name != "seed"]
     first, second, *_ = (*values, 0.0, 0.0)
-    return next(kinds[cls] for cls in type(initializer).__mro__ if cls in kinds), first, second
+    return next(_KINDS[cls] for cls in type(initializer).__mro__ if cls in _KINDS), first, second
 
 
 # Names that `keras.initializers.get` also accepts.
@@ -123,10 +154,11 @@ _BY_NAME: dict[str, Initializer] = {
     **{"zeros": Zeros(), "ones": Constant(1.0), "constant": Constant()},
     **{"uniform": RandomUniform(), "random_uniform": RandomUniform()},
     **{"normal": RandomNormal(), "random_normal": RandomNormal()},
+    "truncated_normal": TruncatedNormal(),
 }
-_OF_KERAS: dict[str, Any] = {
-    cls.__name__: cls for cls in (Zeros, Constant, RandomUniform, RandomNormal)
-}
+_OF_KERAS: dict[str, Any] = {cls.__name__: cls for cls in _KINDS}
+KERAS_CLASSES = ("Ones", *_OF_KERAS)
+"""The classes of `keras.initializers` that `get` accepts, because they draw single values."""
 
 
 def get(identifier: Any) -> Initializer:
@@ -139,13 +171,13 @@ def get(identifier: Any) -> Initializer:
 
     Args:
         identifier: An initializer of this module; the dictionary that `serialize` returned; a name
-            as in Keras, such as `"uniform"`; or a `Zeros`, `Ones`, `Constant`, `RandomUniform` or
-            `RandomNormal` object of `keras.initializers`.
+            as in Keras, such as `"uniform"`; or a `Zeros`, `Ones`, `Constant`, `RandomUniform`,
+            `RandomNormal` or `TruncatedNormal` object of `keras.initializers`.
 
     Raises:
-        ValueError: The identifier is unknown. Keras initializers that depend on the shape of a
-            matrix (Glorot, He, orthogonal) are not supported, because a table has no fixed number
-            of rows.
+        ValueError: The identifier is unknown. Functions and Keras initializers that depend on the
+            shape of a matrix (Glorot, He, orthogonal) are not supported, because a table has no
+            fixed number of rows. `slip.keras.Embedding` with `input_dim` accepts them.
     """
     if isinstance(identifier, str):
         key = "".join("_" + c.lower() if c.isupper() else c for c in identifier).lstrip("_")
@@ -154,16 +186,16 @@ def get(identifier: Any) -> Initializer:
     found = _compat.keras_object(identifier, "initializers", "Initializer")
     if found is not None:
         return _of_keras(*found)
-    if identifier is None or isinstance(identifier, str):
-        raise invalid("initializer", identifier, "a table", _allowed())
-    kinds = (RandomUniform, RandomNormal, Zeros, Constant)
-    return deserialize("initializer", identifier, kinds, "initializers", "a table")
+    if isinstance(identifier, (tuple(_KINDS), dict)):
+        return deserialize("initializer", identifier, tuple(_KINDS), "initializers", "a table")
+    raise invalid("initializer", identifier, "a table", _allowed())
 
 
 def _of_keras(name: str, config: dict[str, Any]) -> Initializer:
     if name == "Ones":
         return Constant(1.0)
-    if name not in _OF_KERAS:
+    is_matrix = not isinstance(config.get("value", 0.0), numbers.Real)
+    if name not in _OF_KERAS or is_matrix:
         raise invalid("initializer", f"keras.initializers.{name}", "a table", _allowed())
     made: Initializer = _OF_KERAS[name](**config)
     return made
@@ -172,4 +204,9 @@ def _of_keras(name: str, config: dict[str, Any]) -> Initializer:
 def _allowed() -> str:
     names = ", ".join(repr(name) for name in _BY_NAME)
     classes = ", ".join(f"{name}(...)" for name in _OF_KERAS)
-    return f"one of {names}, or an object of slipstream_tf.initializers: {classes}"
+    return (
+        f"one of {names}, or an object of slipstream_tf.initializers: {classes}. For rows that a "
+        "function computes or that are pretrained, pass input_dim and a matrix as "
+        "embeddings_initializer of slip.keras.Embedding, or write them with "
+        "slip.tables.from_embedding"
+    )

@@ -199,17 +199,26 @@ def initial_rows(table: Table, keys: tf.Tensor) -> tf.Tensor:
     stream = mix64(mix64(tf.bitcast(keys, tf.uint64)) ^ seed)
     elements = np.array([(j * _ELEMENT) & _BITS for j in range(table.dim)], np.uint64)
     bits = mix64(stream[:, tf.newaxis] + tf.constant(elements))
-    first_bits = tf.bitwise.right_shift(bits, np.uint64(40))
     if kind == "uniform":
         low, high = np.float32(first), np.float32(second)
-        unit = tf.cast(first_bits, tf.float32) * np.float32(2.0**-24)
-        return _rounded(table, low + unit * (high - low))
+        unit = tf.cast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.float32)
+        return _rounded(table, low + unit * np.float32(2.0**-24) * (high - low))
+    if kind == "truncated_normal":
+        (bits,) = tf.while_loop(
+            lambda bits: tf.reduce_any(tf.abs(_standard_normal(bits)) > 2.0),
+            lambda bits: (tf.where(tf.abs(_standard_normal(bits)) > 2.0, mix64(bits), bits),),
+            [bits],
+        )
     mean, deviation = np.float64(np.float32(first)), np.float64(np.float32(second))
-    u = 1.0 - tf.cast(first_bits, tf.float64) * 2.0**-24
+    return _rounded(table, tf.cast(mean + deviation * _standard_normal(bits), tf.float32))
+
+
+def _standard_normal(bits: tf.Tensor) -> tf.Tensor:
+    """Returns a float64 number of the standard normal distribution for each uint64."""
+    u = 1.0 - tf.cast(tf.bitwise.right_shift(bits, np.uint64(40)), tf.float64) * 2.0**-24
     v = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, np.uint64(16)), np.uint64(0xFFFFFF))
     angle = 6.283185307179586 * (tf.cast(v, tf.float64) * 2.0**-24)
-    z = tf.sqrt(-2.0 * tf.math.log(u)) * tf.cos(angle)
-    return _rounded(table, tf.cast(mean + deviation * z, tf.float32))
+    return tf.sqrt(-2.0 * tf.math.log(u)) * tf.cos(angle)
 
 
 def pooled(

@@ -1,21 +1,36 @@
 """A drop-in replacement of `keras.layers.Embedding` with one table."""
 
-import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import initializers
+from slipstream_tf import _compat, initializers
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._utils.hashing import hash_text
+from slipstream_tf._utils.memory import require_room
 from slipstream_tf.config import Table
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, as_keys, ragged
 
-_REFUSED = ("weights", "lora_rank", "lora_alpha", "quantization_config")
+# Arguments of keras.layers.Embedding that must be None -> the reason and the alternative.
+_NOT_WEIGHTS = "None, because rows are not Keras weights. "
+_NO_LORA = _NOT_WEIGHTS + "Train the rows themselves, which updates only the rows of a batch"
+_REFUSED = {
+    "embeddings_regularizer": _NOT_WEIGHTS
+    + "Pass l2 to the optimizer of the rows, for example optimizer=slip.optimizers.Adam(l2=1e-4)",
+    "embeddings_constraint": _NOT_WEIGHTS
+    + "Pass max_norm to the optimizer of the rows, for example "
+    "optimizer=slip.optimizers.Adam(max_norm=1.0)",
+    "lora_rank": _NO_LORA,
+    "lora_alpha": _NO_LORA,
+    "quantization_config": _NOT_WEIGHTS
+    + "For rows in 8 bits, export with slip.export.saved_model(..., rows_dtype='int8')",
+    "input_length": "no value, because keys of any length are accepted. Remove the argument",
+}
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")
@@ -39,15 +54,26 @@ class Embedding(EmbeddingCollection):
     >>> layer(np.array([[5, 8, 0]])).shape
     TensorShape([1, 3, 32])
 
+    With pretrained rows:
+
+    >>> vectors = np.array([[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    >>> slip.keras.Embedding(3, 2, embeddings_initializer=vectors)(np.array([1])).numpy()
+    array([[2., 3.]], dtype=float32)
+
     Args:
         input_dim: Keys are in [0, `input_dim`). Any other key is an error, on every device. None
             accepts any key, including texts.
         output_dim: Number of values per row.
         embeddings_initializer: Initial values of a row, as accepted by `initializers.get`.
+            Alternatively the rows of the keys 0 to `input_dim` - 1: a matrix [input_dim,
+            output_dim], `keras.initializers.Constant(matrix)`, or another initializer of Keras or
+            function `f(shape, dtype)`, which is called once. These rows are created with the layer.
+            Rows from a matrix or function are not part of `get_config`. Load them from weights.
         embeddings_regularizer: Must be None, because rows are not Keras weights.
         embeddings_constraint: Must be None, because rows are not Keras weights.
         mask_zero: Whether key 0 (for text keys the empty text) is padding, which has no row,
             returns zeros and is masked.
+        weights: A list with one matrix, as in Keras; the same as `embeddings_initializer=matrix`.
         optimizer: Sparse optimizer of the table, as in `EmbeddingCollection`.
         table_name: Name of the table. None uses `name`, or "embedding" for a layer without a name.
         **kwargs: Arguments of `EmbeddingCollection` (such as `store`, `comm`, `placement`, `apply`)
@@ -67,22 +93,25 @@ class Embedding(EmbeddingCollection):
         embeddings_constraint: Any = None,
         mask_zero: bool = False,
         optimizer: Any = None,
+        weights: Any = None,
         table_name: str | None = None,
         **kwargs: Any,
     ) -> None:
         place = f"slip.keras.Embedding {kwargs.get('name') or ''}".strip()
-        refused = {name: kwargs.pop(name, None) for name in _REFUSED}
-        refused["embeddings_regularizer"] = embeddings_regularizer
-        refused["embeddings_constraint"] = embeddings_constraint
-        for argument, value in refused.items():
-            if value is not None:
-                way_out = ". To set rows, call layer.table(name).write(keys, rows)"
-                allowed = "None, because rows are not Keras weights"
-                allowed += way_out if argument == "weights" else ""
+        kwargs["embeddings_regularizer"] = embeddings_regularizer
+        kwargs["embeddings_constraint"] = embeddings_constraint
+        for argument, allowed in _REFUSED.items():
+            if (value := kwargs.pop(argument, None)) is not None:
                 raise invalid(argument, value, place, allowed)
         if input_dim is not None:
             input_dim = require_integer("input_dim", input_dim, 1, (1 << 63) - 1, place)
-        initializer = initializers.get(embeddings_initializer)
+        output_dim = require_integer("output_dim", output_dim, 1, place=place)
+        if weights is not None:
+            is_listed = isinstance(weights, (list, tuple)) and len(weights) == 1
+            embeddings_initializer = weights[0] if is_listed else weights
+        initializer, rows, self._initializer_config = _initial_rows(
+            embeddings_initializer, input_dim, output_dim, place
+        )
         if table_name is None:
             table_name = kwargs.get("name")
         if table_name is None:
@@ -92,7 +121,7 @@ class Embedding(EmbeddingCollection):
             initializer = _with_own_seed(initializer, table_name)
         table = Table(
             table_name,
-            require_integer("output_dim", output_dim, 1, place=place),
+            output_dim,
             combiner=None,
             initializer=initializer,
         )
@@ -105,11 +134,27 @@ class Embedding(EmbeddingCollection):
         )
         self.input_dim, self.mask_zero = input_dim, bool(mask_zero)
         self.supports_masking = self.mask_zero
+        if rows is not None:
+            self.table(table.name).write(np.arange(len(rows)), rows)
 
     @property
     def output_dim(self) -> int:
         """Number of values per row."""
         return self.tables[0].dim
+
+    @property
+    def embeddings(self) -> Any:
+        """Not available, because there is no matrix with the rows of all keys.
+
+        Raises:
+            AttributeError: Always. It names the functions that read and write rows.
+        """
+        rows = f"layer.table({self.tables[0].name!r})"
+        raise AttributeError(
+            f"Layer {self.name!r} has no matrix `embeddings`, because rows are created when keys "
+            f"are looked up in training. Read rows with {rows}.read(keys), or write a matrix with "
+            f"slipstream_tf.tables.from_embedding({rows}, matrix)."
+        )
 
     def _as_inputs(self, inputs: Any) -> Any:
         return layouts.as_tensor(inputs, f"layer {self.name!r}")
@@ -183,7 +228,8 @@ class Embedding(EmbeddingCollection):
             **config,
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
-            "embeddings_initializer": initializers.serialize(self.tables[0].initializer),
+            "embeddings_initializer": self._initializer_config
+            or initializers.serialize(self.tables[0].initializer),
             "mask_zero": self.mask_zero,
             "table_name": self.tables[0].name,
         }
@@ -191,6 +237,62 @@ class Embedding(EmbeddingCollection):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Embedding":
         return super(EmbeddingCollection, cls).from_config(config)
+
+
+def _initial_rows(
+    identifier: Any, input_dim: int | None, output_dim: int, place: str
+) -> tuple[initializers.Initializer, np.ndarray | None, dict[str, Any] | None]:
+    """Resolves `embeddings_initializer`.
+
+    Returns:
+        The initializer of single rows; the rows of all keys as float32 [input_dim, output_dim], or
+        None; and the configuration of the Keras initializer that computed them, or None.
+    """
+    value, config = identifier, None
+    if isinstance(identifier, keras.initializers.Constant):
+        value = identifier.value
+    if not (hasattr(value, "shape") and len(value.shape) == 2):
+        try:
+            return initializers.get(identifier), None, None
+        except ValueError:
+            value = _computing_all_rows(identifier)
+            if value is None:
+                raise
+    shape = (input_dim, output_dim)
+    if input_dim is None:
+        allowed = (
+            "the number of rows of the matrix, because embeddings_initializer gives the rows of "
+            "all keys. For other keys, write rows with "
+            "slip.tables.from_embedding(layer.table(name), matrix, keys)"
+        )
+        raise invalid("input_dim", None, place, allowed)
+    if callable(value):
+        details = f"{input_dim} rows x {output_dim} values x 4 bytes"
+        require_room("input_dim", input_dim, 4 * input_dim * output_dim, details, place)
+        if isinstance(value, keras.initializers.Initializer):
+            config = keras.initializers.serialize(value)
+        value = value(shape, dtype="float32")
+    variable = _compat.tensorflow_variable(value)
+    rows = np.asarray(value if variable is None else variable.numpy(), np.float32)
+    if rows.shape != shape:
+        allowed = f"a matrix of the shape [input_dim, output_dim] = {list(shape)}"
+        raise invalid("embeddings_initializer", rows, place, allowed)
+    return initializers.RandomUniform(), rows, config
+
+
+def _computing_all_rows(identifier: Any) -> Callable[..., Any] | None:
+    """Returns a function that computes a matrix from its shape, or None.
+
+    It is an initializer of Keras that `initializers.get` does not support, or a user's function.
+    """
+    if hasattr(identifier, "shape"):
+        return None
+    try:
+        found = keras.initializers.get(identifier)
+    except (TypeError, ValueError):
+        return None
+    is_per_row = type(found).__name__ in initializers.KERAS_CLASSES
+    return None if is_per_row or not callable(found) else found
 
 
 def _with_own_seed(initializer: initializers.Initializer, name: str) -> initializers.Initializer:
@@ -204,4 +306,5 @@ def _with_own_seed(initializer: initializers.Initializer, name: str) -> initiali
     number = keras.backend.get_uid("slipstream_embedding")
     if number == 1:
         return initializer
-    return dataclasses.replace(initializer, seed=hash_text(f"{name}_{number - 1}"))
+    seed = hash_text(f"{name}_{number - 1}")
+    return type(initializer)(**{**vars(initializer), "seed": seed})

@@ -20,7 +20,7 @@ GLOBALS = {"np": np, "tf": tf, "keras": keras, "slip": slip}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # Public names of slip.initializers, which is a module without an `__all__`.
-INITIALIZERS = ("Constant", "RandomNormal", "RandomUniform", "Zeros", "get")
+INITIALIZERS = ("Constant", "RandomNormal", "RandomUniform", "TruncatedNormal", "Zeros", "get")
 
 
 def public_packages() -> Iterator[Any]:

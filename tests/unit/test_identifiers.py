@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from slipstream_tf import Table, initializers, optimizers
+from slipstream_tf._utils.errors import MAX_SHOWN, invalid, shown
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,11 @@ def test_unsupported_optimizers_raise(identifier: Any, message: str) -> None:
         ("ones", initializers.Constant(1.0)),
         ("uniform", initializers.RandomUniform()),
         ("random_normal", initializers.RandomNormal()),
+        ("TruncatedNormal", initializers.TruncatedNormal()),
+        (
+            keras.initializers.TruncatedNormal(0.5, 0.1, 3),
+            initializers.TruncatedNormal(0.5, 0.1, 3),
+        ),
         (keras.initializers.Zeros(), initializers.Zeros()),
         (keras.initializers.Ones(), initializers.Constant(1.0)),
         (keras.initializers.Constant(0.5), initializers.Constant(0.5)),
@@ -67,13 +73,46 @@ def test_initializers_are_accepted_by_name_and_from_keras(identifier: Any, expec
     "identifier",
     [
         *("glorot_uniform", keras.initializers.GlorotUniform(), keras.initializers.Orthogonal()),
-        *(keras.initializers.TruncatedNormal(), None, 0.5),
-        keras.initializers.Constant(np.zeros(3)),
+        *(None, 0.5),
+        *(keras.initializers.Constant(np.zeros(3)), np.zeros((3, 2)), lambda shape: np.ones(shape)),
     ],
 )
 def test_unsupported_initializers_raise(identifier: Any) -> None:
-    with pytest.raises(ValueError, match=r"RandomUniform|finite number"):
+    with pytest.raises(ValueError, match=r"RandomUniform.*matrix.*slip.tables.from_embedding"):
         initializers.get(identifier)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros((50_000, 100)), "float64 ndarray of shape (50000, 100)"),
+        (tf.zeros([2, 3]), "float32 EagerTensor of shape (2, 3)"),
+        (np.int64(3), repr(np.int64(3))),
+        (["a", None, 1.5], "['a', None, 1.5]"),
+        ({"b": 1}, "{'b': 1}"),
+    ],
+)
+def test_short_values_are_shown_in_errors(value: Any, text: str) -> None:
+    assert shown(value) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "/folder/" + "d" * 5000 + "/file.parquet",
+            [[0.5] * 5000] * 5000,
+            dict.fromkeys(range(999)),
+        ),
+        *([np.zeros((50_000, 100))], 10**3000, range(1 << 60), {"rows": [[[[[["x" * 999]]]]]]}),
+    ],
+)
+def test_long_values_are_cut_in_errors(value: Any) -> None:
+    text = shown(value)
+    assert len(text) <= MAX_SHOWN
+    assert str(invalid("a", value, "b", "c")) == f"Invalid `a`: {text} for b. Expected c."
+    if isinstance(value, str):
+        assert text.startswith("'/folder/d") and text.endswith("d/file.parquet'")
 
 
 def test_numpy_numbers_become_python_numbers() -> None:

@@ -81,6 +81,29 @@ TEST(EmbeddingTable, NormalRowsHaveExpectedMoments) {
   EXPECT_NEAR(std::sqrt(squares / n), 0.5, 0.01);
 }
 
+TEST(EmbeddingTable, TruncatedNormalRowsHaveExpectedMoments) {
+  TableOptions options = Options();
+  options.initializer.kind = RowInitializer::Kind::kTruncatedNormal;
+  options.initializer.a = 2.f;
+  options.initializer.b = 0.5f;
+  EmbeddingTable table(options);
+  for (int64_t key = 0; key < 20000; ++key) Touch(&table, key);
+  double sum = 0, squares = 0;
+  float furthest = 0.f;
+  const TableContents contents = table.Export();
+  for (float value : contents.rows) {
+    sum += value;
+    squares += (value - 2.0) * (value - 2.0);
+    furthest = std::max(furthest, std::abs(value - 2.f));
+  }
+  const double n = static_cast<double>(contents.rows.size());
+  EXPECT_NEAR(sum / n, 2.0, 0.02);
+  // The standard deviation of a standard normal distribution that is truncated at 2.
+  EXPECT_NEAR(std::sqrt(squares / n), 0.5 * 0.87963, 0.005);
+  EXPECT_LE(furthest, 1.f);
+  EXPECT_GT(furthest, 0.99f);
+}
+
 TEST(EmbeddingTable, GatherReturnsInitialRowsOfAbsentKeys) {
   EmbeddingTable table(Options());
   Touch(&table, 1);

@@ -11,6 +11,14 @@ namespace {
 // Returns a uniform number in [0, 1) with 24 bits, which a float represents exactly.
 float UnitFloat(uint64_t bits) { return static_cast<float>(bits >> 40) * 0x1p-24f; }
 
+// Returns a number from the standard normal distribution: the Box-Muller transform.
+double StandardNormal(uint64_t bits) {
+  // 1 - u keeps the argument of the logarithm above zero.
+  const double u = 1.0 - static_cast<double>(bits >> 40) * 0x1p-24;
+  const double v = static_cast<double>((bits >> 16) & 0xffffff) * 0x1p-24;
+  return std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v);
+}
+
 }  // namespace
 
 void RowInitializer::Fill(int64_t key, int64_t dim, float* row) const {
@@ -23,19 +31,21 @@ void RowInitializer::Fill(int64_t key, int64_t dim, float* row) const {
       return;
     case Kind::kUniform:
     case Kind::kNormal:
+    case Kind::kTruncatedNormal:
       break;
   }
   // A counter-based generator: element j is a hash of (seed, key, j).
   const uint64_t stream = Mix64(Mix64(seed) ^ HashKey(key));
   for (int64_t j = 0; j < dim; ++j) {
-    const uint64_t bits = Mix64(stream + static_cast<uint64_t>(j) * 0xd1342543de82ef95ULL);
+    uint64_t bits = Mix64(stream + static_cast<uint64_t>(j) * 0xd1342543de82ef95ULL);
     if (kind == Kind::kUniform) {
       row[j] = a + UnitFloat(bits) * (b - a);
     } else {
-      // Box-Muller transform; 1 - u keeps the argument of the logarithm above zero.
-      const double u = 1.0 - static_cast<double>(bits >> 40) * 0x1p-24;
-      const double v = static_cast<double>((bits >> 16) & 0xffffff) * 0x1p-24;
-      const double z = std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v);
+      double z = StandardNormal(bits);
+      while (kind == Kind::kTruncatedNormal && std::abs(z) > 2.0) {
+        bits = Mix64(bits);
+        z = StandardNormal(bits);
+      }
       row[j] = static_cast<float>(a + b * z);
     }
   }

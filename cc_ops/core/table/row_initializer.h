@@ -10,10 +10,12 @@
 namespace slipstream {
 
 struct RowInitializer {
-  enum class Kind { kZeros, kConstant, kUniform, kNormal };
+  enum class Kind { kZeros, kConstant, kUniform, kNormal, kTruncatedNormal };
   Kind kind = Kind::kZeros;
-  float a = 0.f;  // Constant: value. Uniform: lower bound. Normal: mean.
-  float b = 0.f;  // Uniform: upper bound. Normal: standard deviation.
+  float a = 0.f;  // Constant: value. Uniform: lower bound. Normal and truncated normal: mean.
+  // Uniform: upper bound. Normal: standard deviation. Truncated normal: standard deviation of the
+  // normal distribution, which is cut off at two standard deviations from the mean.
+  float b = 0.f;
   uint64_t seed = 0;
 
   // Writes `dim` values to `row`.

@@ -52,7 +52,8 @@ class TableOp : public tf::OpKernel {
     options_.initializer.kind = initializer == "zeros"      ? Init::kZeros
                                 : initializer == "constant" ? Init::kConstant
                                 : initializer == "uniform"  ? Init::kUniform
-                                                            : Init::kNormal;
+                                : initializer == "normal"   ? Init::kNormal
+                                                            : Init::kTruncatedNormal;
     OP_REQUIRES_OK(c, ReadRowDtype(c, "dtype", &options_.dtype));
     OP_REQUIRES_OK(c, ReadRowDtype(c, "slot_dtype", &options_.slot_dtype));
     OP_REQUIRES_OK(c, c->GetAttr("memory", &options_.memory));
@@ -213,7 +214,6 @@ absl::Status Remove(tf::OpKernelContext* c, EmbeddingTable* table) {
   return OutputScalar(c, 0, table->Remove(Data<int64_t>(c, 1), c->input(1).NumElements()));
 }
 
-absl::Status SpillsError(const EmbeddingTable& table) {
 absl::Status ClearRows(tf::OpKernelContext* /*c*/, EmbeddingTable* table) {
   const ExclusiveLock lock(table->mutex());
   return ToAbsl(table->Clear());
@@ -226,6 +226,7 @@ absl::Status ShrinkRows(tf::OpKernelContext* c, EmbeddingTable* table) {
   return OutputScalar(c, 0, std::max<int64_t>(0, before - table->bytes()));
 }
 
+absl::Status SpillsError(const EmbeddingTable& table) {
   return absl::InvalidArgumentError(
       absl::StrCat("table '", table.options().name,
                    "' spills rows to disk; expected a table with all rows in memory"));
@@ -362,9 +363,9 @@ SLIPSTREAM_TABLE_KERNEL("Step", Step);
 SLIPSTREAM_TABLE_KERNEL("Keys", Keys);
 SLIPSTREAM_TABLE_KERNEL("Write", Write);
 SLIPSTREAM_TABLE_KERNEL("Remove", Remove);
-SLIPSTREAM_TABLE_KERNEL("Export", Export);
 SLIPSTREAM_TABLE_KERNEL("Clear", ClearRows);
 SLIPSTREAM_TABLE_KERNEL("Shrink", ShrinkRows);
+SLIPSTREAM_TABLE_KERNEL("Export", Export);
 SLIPSTREAM_TABLE_KERNEL("ExportReplicas", ExportReplicas);
 SLIPSTREAM_TABLE_KERNEL("ExportChanges", ExportChanges);
 SLIPSTREAM_TABLE_KERNEL("ExportAdmission", ExportAdmission);

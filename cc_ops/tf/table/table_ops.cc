@@ -10,7 +10,7 @@ REGISTER_OP("SlipstreamTable")
     .Attr("dim: int")
     .Attr("capacity: int = 0")
     .Attr("eviction: {'lfu', 'lru'} = 'lfu'")
-    .Attr("initializer: {'zeros', 'constant', 'uniform', 'normal'} = 'zeros'")
+    .Attr("initializer: {'zeros', 'constant', 'uniform', 'normal', 'truncated_normal'} = 'zeros'")
     .Attr("initializer_a: float = 0")
     .Attr("initializer_b: float = 0")
     .Attr("seed: int = 0")
@@ -35,8 +35,9 @@ capacity: Maximum number of rows; 0 means unbounded.
 eviction: Rows to evict from a full table: those with the lowest access count (`lfu`), or those not
   used for the longest time (`lru`).
 initializer: Initial value of a row. It depends only on the seed and the key.
-initializer_a: For `constant` the value, for `uniform` the minimum, for `normal` the mean.
-initializer_b: For `uniform` the maximum, for `normal` the standard deviation.
+initializer_a: For `constant` the value, for `uniform` the minimum, otherwise the mean.
+initializer_b: For `uniform` the maximum, for `normal` and `truncated_normal` the standard
+  deviation. `truncated_normal` is cut off at two standard deviations from the mean.
 seed: Seed of the initializer.
 rule: Name of the update rule, from core/update/rules/all_rules.h.
 rule_parameters: All parameters of the update rule, in the order of its constructor in
@@ -238,7 +239,6 @@ keys: [n]. Keys without a row are ignored.
 removed: Scalar. Number of removed rows.
 )doc");
 
-REGISTER_OP("SlipstreamTableExport")
 REGISTER_OP("SlipstreamTableClear")
     .Input("handle: resource")
     .SetIsStateful()
@@ -267,6 +267,7 @@ handle: Scalar. The table.
 bytes: Scalar. Number of freed bytes.
 )doc");
 
+REGISTER_OP("SlipstreamTableExport")
     .Input("handle: resource")
     .Attr("flushes: bool = true")
     .Output("keys: int64")

@@ -54,11 +54,13 @@ def assert_same(ours, theirs):
     )
 
 
-@pytest.mark.parametrize("initializer", ["RandomUniform", "RandomNormal", "Zeros", "Constant"])
+@pytest.mark.parametrize(
+    "initializer", ["RandomUniform", "RandomNormal", "TruncatedNormal", "Zeros", "Constant"]
+)
 @pytest.mark.parametrize("seed", [0, -5, (1 << 63) - 1])
 def test_initial_rows_equal_table_rows(initializer, seed):
     values = {"RandomUniform": (-0.3, 0.1, seed), "RandomNormal": (0.1, 0.7, seed)}
-    values["Constant"] = (0.3,)
+    values |= {"TruncatedNormal": (0.1, 0.7, seed), "Constant": (0.3,)}
     start = getattr(initializers, initializer)(*values.get(initializer, ()))
     config = Table("t", 5, initializer=start)
     store = EmbeddingCollection([config], RULE).store
@@ -66,7 +68,7 @@ def test_initial_rows_equal_table_rows(initializer, seed):
     expected = store.gather("t", keys)[0]
     table = ServedTable(config, np.empty(0, np.int64), np.empty((0, 5), np.float32))
     rows = table.gather(tf.constant(keys))
-    if initializer == "RandomNormal":
+    if "Normal" in initializer:
         np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-7)
     else:
         np.testing.assert_array_equal(rows, expected)

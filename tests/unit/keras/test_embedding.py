@@ -124,11 +124,23 @@ def test_strings_are_hashed_to_keys():
         ({"input_dim": []}, r"Invalid `input_dim`: \[\]"),
         ({"input_dim": 1.5}, "Invalid `input_dim`: 1.5"),
         ({"output_dim": 0}, "Invalid `output_dim`: 0"),
-        ({"embeddings_regularizer": "l2"}, "Invalid `embeddings_regularizer`: 'l2'"),
-        ({"embeddings_constraint": "max_norm"}, "Invalid `embeddings_constraint`"),
-        ({"weights": [np.zeros((10, 4))]}, "Invalid `weights`"),
-        ({"lora_rank": 2}, "Invalid `lora_rank`: 2"),
-        ({"embeddings_initializer": "glorot_uniform"}, "Invalid `initializer`"),
+        ({"embeddings_regularizer": "l2"}, r"`embeddings_regularizer`: 'l2' .*Adam\(l2="),
+        ({"embeddings_constraint": "max_norm"}, r"`embeddings_constraint`.*Adam\(max_norm="),
+        ({"input_length": 5}, "Invalid `input_length`: 5 .*any length"),
+        ({"lora_rank": 2}, "Invalid `lora_rank`: 2 .*rows of a batch"),
+        ({"quantization_config": 8}, "`quantization_config`.*rows_dtype='int8'"),
+        ({"weights": [np.zeros((10, 3))]}, r"of shape \(10, 3\) .*= \[10, 4\]"),
+        ({"weights": [np.zeros((10, 4))] * 2}, "Invalid `initializer`"),
+        ({"embeddings_initializer": np.zeros((9, 4))}, r"of shape \(9, 4\) .*= \[10, 4\]"),
+        (
+            {"embeddings_initializer": np.zeros(4)},
+            r"`initializer`: float64 ndarray of shape \(4,\)",
+        ),
+        ({"embeddings_initializer": lambda shape, dtype: np.zeros(3)}, r"shape \(3,\)"),
+        ({"embeddings_initializer": "unknown"}, "Invalid `initializer`: 'unknown'"),
+        ({"input_dim": None, "weights": [np.zeros((9, 4))]}, "`input_dim`: None.*from_embedding"),
+        ({"input_dim": None, "embeddings_initializer": "glorot_uniform"}, "`input_dim`: None"),
+        ({"input_dim": 1 << 50, "embeddings_initializer": "glorot_uniform"}, "`input_dim`.*memory"),
         ({"optimizer": "lion"}, "Invalid `optimizer`"),
     ],
 )
@@ -141,6 +153,55 @@ def test_numpy_sizes_and_keras_initializers_are_accepted():
     layer = make_layer(np.int64(10), embeddings_initializer=keras.initializers.Constant(0.25))
     assert (layer(KEYS).numpy() == 0.25).all()
     assert (make_layer(embeddings_initializer="zeros")(KEYS).numpy() == 0.0).all()
+
+
+MATRIX = np.arange(40, dtype=np.float32).reshape(10, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": [MATRIX]},
+        {"weights": MATRIX},
+        {"embeddings_initializer": MATRIX.astype(np.float64)},
+        {"embeddings_initializer": tf.constant(MATRIX)},
+        {"embeddings_initializer": tf.Variable(MATRIX)},
+        {"embeddings_initializer": keras.Variable(MATRIX)},
+        {"embeddings_initializer": keras.initializers.Constant(MATRIX)},
+        {"embeddings_initializer": lambda shape, dtype: np.arange(40.0).reshape(shape)},
+    ],
+)
+def test_matrix_gives_initial_rows(options, tmp_path):
+    layer = make_layer(**options)
+    np.testing.assert_array_equal(rows_of(layer, np.arange(10)), MATRIX)
+    assert layer.store.size("embedding") == 10
+    config = json.dumps(layer.get_config())
+    assert len(config) < 2000 and '"RandomUniform"' in config
+    model = keras.Sequential([layer])
+    model.compile("sgd", "mse")
+    model.fit(KEYS, np.ones((2, 3, 4)), verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    every_key = np.arange(9).reshape(3, 3)
+    np.testing.assert_array_equal(loaded(every_key), model(every_key))
+    np.testing.assert_array_equal(loaded(every_key)[2], MATRIX[6:9])
+
+
+def test_keras_initializer_computes_all_rows():
+    initializer = keras.initializers.GlorotUniform(seed=3)
+    layer = make_layer(embeddings_initializer=initializer)
+    np.testing.assert_array_equal(rows_of(layer, np.arange(10)), initializer((10, 4)))
+    again = slip.keras.Embedding.from_config(json.loads(json.dumps(layer.get_config())))
+    np.testing.assert_array_equal(rows_of(again, np.arange(10)), initializer((10, 4)))
+    by_name = make_layer(embeddings_initializer="glorot_uniform")
+    assert 0 < np.abs(rows_of(by_name, np.arange(10))).max() <= (6 / 14) ** 0.5
+
+
+def test_matrix_attribute_names_functions_for_rows():
+    layer = make_layer(name="user")
+    assert not hasattr(layer, "embeddings")
+    with pytest.raises(AttributeError, match=r"layer.table\('user'\).read.*from_embedding"):
+        _ = layer.embeddings
 
 
 def test_config_round_trip():
