@@ -1,5 +1,6 @@
 """Errors for invalid arguments, with place and allowed values."""
 
+import itertools
 import math
 import numbers
 import reprlib
@@ -26,17 +27,24 @@ def shown(value: Any) -> str:
     return f"{text[:head]}...{text[head + 3 - MAX_SHOWN :]}"
 
 
-def _short_repr() -> reprlib.Repr:
-    """Returns a `repr` that does not print all elements of a large collection."""
-    short = reprlib.Repr()
-    short.maxlevel = 4
-    for name in ("maxtuple", "maxlist", "maxarray", "maxdict", "maxset", "maxfrozenset"):
-        setattr(short, name, MAX_SHOWN)
-    short.maxstring = short.maxlong = short.maxother = 2 * MAX_SHOWN
-    return short
+class _ShortRepr(reprlib.Repr):
+    """A `repr` that does not print all elements of a large collection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        for name in ("maxtuple", "maxlist", "maxarray", "maxset", "maxfrozenset"):
+            setattr(self, name, MAX_SHOWN)
+        self.maxstring = self.maxlong = self.maxother = 2 * MAX_SHOWN
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        # The base class sorts the keys.
+        first = itertools.islice(x.items(), MAX_SHOWN if level > 0 else 0)
+        parts = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}" for k, v in first]
+        return "{" + ", ".join(parts + ["..."] * (len(parts) < len(x))) + "}"
 
 
-_short = _short_repr()
+_short = _ShortRepr()
 
 
 def invalid(argument: str, value: Any, place: str, allowed: str) -> ValueError:
