@@ -141,7 +141,7 @@ venv: $(STAMPS)/tensorflow  ## Make the environment and install TensorFlow
 lint: $(STAMPS)/lint-tools $(STAMPS)/installed  ## ruff, mypy, clang-format, documents, the workflow's schema; changes no file
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy slipstream_tf
+	@$(BIN)/mypy slipstream_tf tests/user_types.py
 	@$(BIN)/python build_support/lint_documents.py
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@find cc_ops \( -name '*.h' -o -name '*.cc' \) -print0 | xargs -0 $(BIN)/clang-format --dry-run -Werror

@@ -5,7 +5,7 @@ import numbers
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream_tf import initializers, optimizers
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer, require_number
@@ -227,6 +227,19 @@ class Table:
     )
     retention: Retention | None = None
     storage: Storage = dataclasses.field(default_factory=Storage)
+
+    if TYPE_CHECKING:
+        # Type checkers would accept only the types of the attributes, not the identifiers.
+        def __init__(
+            self,
+            name: str,
+            dim: int,
+            optimizer: Any = None,
+            combiner: str | None = "sum",
+            initializer: Any = ...,
+            retention: Retention | None = None,
+            storage: Storage = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

@@ -8,6 +8,7 @@ The tests run it on made-up trees, too.
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,6 +165,18 @@ def test_installed_package_imports_lower_layers_only() -> None:
     names = [name for name, _ in modules_of(root)]
     assert {"ops.table", "tables.native", "engine.tracker", "keras", "cli.train"} <= set(names)
     assert violations(root) == []
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    """Names that are imported on first use are also imported `if TYPE_CHECKING`."""
+    tree = ast.parse(Path(slipstream_tf.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.body[1:])
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
+    assert {*seen, "__version__"} == set(slipstream_tf.__all__)
+    for name, (module, _) in seen.items():
+        found = getattr(slipstream_tf, name)
+        assert found is getattr(importlib.import_module(str(module)), name)
 
 
 def _tree(root: Path, files: dict[str, str]) -> Path:
