@@ -235,10 +235,27 @@ def run_under_launcher(command: Sequence[str]) -> int:
     return Agent(command, os.environ).run()
 
 
+def is_stdout_closed() -> bool:
+    """Returns whether the reader of stdout has closed the pipe.
+
+    Later output is dropped then, including the output that the interpreter flushes at exit.
+    """
+    stdout = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(stdout, 0)
+    is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+    return is_closed
+
+
 def entry_point() -> None:
     """Runs the command in this program's arguments."""
     if len(sys.argv) < 2 or sys.argv[1] in ("--help", "-h"):
-        print(__doc__)
+        try:
+            print(__doc__, flush=True)
+        except BrokenPipeError:
+            is_stdout_closed()
         sys.exit(0 if len(sys.argv) > 1 else 2)
     sys.exit(run_under_launcher(sys.argv[1:]))
 

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream_tf import optimizers
 from slipstream_tf.cli.flag_set import (
@@ -24,10 +24,10 @@ from slipstream_tf.cli.flag_set import (
     raised_as,
 )
 from slipstream_tf.cli.program import import_tensorflow, run_program
-from slipstream_tf.data.memory_plan import MemoryPlan, plan_hkv, plan_memory, read_uses
-from slipstream_tf.data.statistics import read_statistics
-from slipstream_tf.tables.sok import hkv
-from slipstream_tf.telemetry.table import format_table
+
+if TYPE_CHECKING:
+    # The functions import TensorFlow, so that --help prints at once.
+    from slipstream_tf.data.memory_plan import MemoryPlan
 
 _FLAGS = {
     "Plan": (
@@ -117,6 +117,9 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         if values[name] is None:
             raise UsageError(f"Missing flag --{name}. Expected {allowed}; see --help.")
     import_tensorflow()
+    from slipstream_tf.data.memory_plan import plan_hkv, plan_memory, read_uses
+    from slipstream_tf.data.statistics import read_statistics
+
     dim, optimizer = values["dim"], optimizers.get(values["rows_optimizer"])
     with raised_as(UsageError, ""):
         uses = read_uses(values["data"])
@@ -155,6 +158,8 @@ def hkv_lines(settings: dict[str, dict[str, int]], dim: int, slot_tables: int) -
         dim: Number of values per row.
         slot_tables: Number of additional tables of the same size for optimizer slots.
     """
+    from slipstream_tf.tables.sok import hkv
+
     taken = [hkv.memory(found, dim, slot_tables) for found in settings.values()]
     return [
         f"HKV tables in SOK need {_size(sum(table.gpu for table in taken))} of GPU memory and "
@@ -206,6 +211,8 @@ def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
         step: Numbers per step, as for `as_json`.
         dim: Number of values per row.
     """
+    from slipstream_tf.telemetry.table import format_table
+
     needs = [(kind, _size(nbytes)) for kind, nbytes in found.needs.items()]
     rows = [
         (

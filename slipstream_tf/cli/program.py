@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _Prepared = TypeVar("_Prepared")
 _INTERRUPTED = 130  # Exit code of shells for SIGINT.
+_CLOSED_PIPE = 141  # Exit code of shells for SIGPIPE.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # Part of Horovod's error message on the remaining ranks after a rank has ended.
 _GONE = "Horovod has been shut down"
@@ -49,26 +50,28 @@ def run_program(
         arguments: Command line arguments without the program name. Defaults to `sys.argv[1:]`.
 
     Returns:
-        The exit code: 0, `USAGE_ERROR`, `RUN_ERROR`, `STOPPED`, or 130 after Ctrl-C.
+        The exit code: 0, `USAGE_ERROR`, `RUN_ERROR`, `STOPPED`, 130 after Ctrl-C, or 141 if the
+        reader of stdout, for example `head`, has closed the pipe.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if _asks_for_help(arguments):
-        try:
-            print(flag_set.help_text(flag_sets.FULL_HELP in arguments), flush=True)
-        except BrokenPipeError:
-            # The reader, for example `head`, has closed the pipe. Redirect stdout, because the
-            # interpreter flushes it again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     logging.set_verbosity(logging.WARNING)
     try:
-        main(*flag_set.parse(arguments))
+        if _asks_for_help(arguments):
+            print(flag_set.help_text(flag_sets.FULL_HELP in arguments))
+        else:
+            main(*flag_set.parse(arguments))
+        # Otherwise a closed pipe would cause a traceback when the interpreter exits.
+        sys.stdout.flush()
     except ProgramError as error:
         print(f"{flag_set.program}: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print(f"{flag_set.program}: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except BrokenPipeError:
+        if not agent.is_stdout_closed():
+            raise
+        return _CLOSED_PIPE
     return 0
 
 
@@ -137,6 +140,8 @@ def run_rank(
         gather_json(comm, None, "slipstream.error_printed")
         return error.code
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and agent.is_stdout_closed():
+            return _CLOSED_PIPE
         message, is_expected = _describe(error)
         print(f"{flag_set.program}: rank {own_rank}: {message}", file=sys.stderr, flush=True)
         if not is_expected:

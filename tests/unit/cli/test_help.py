@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -93,3 +96,36 @@ def test_every_number_shows_unit_or_range(program):
 )
 def test_parsers_have_brief_value_names(parser, brief):
     assert parser.brief == brief
+
+
+def test_help_imports_no_tensorflow():
+    """--help must print in less than a second."""
+    program = (
+        "import importlib, sys; "
+        f"[importlib.import_module(name).make_flags() for name in {sorted(PROGRAMS.values())}]; "
+        "sys.exit(str([name for name in ('tensorflow', 'keras') if name in sys.modules]))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "sys.exit(run_program(doctor.make_flags(), None, ['--help']))",
+        "sys.exit(run_program(doctor.make_flags(), lambda *_: print('text'), []))",
+        "sys.exit(run_program(doctor.make_flags(), lambda *_: print('x' * 99999), []))",
+        "sys.argv = ['slipstream-elastic', '--help']; agent.entry_point()",
+    ],
+)
+def test_closed_pipe_prints_no_traceback(statement):
+    imports = "import sys; from slipstream_tf._utils import agent; from slipstream_tf.cli import "
+    program = f"{imports}doctor; from slipstream_tf.cli.program import run_program; {statement}"
+    reading, writing = os.pipe()
+    os.close(reading)
+    found = subprocess.run(
+        [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert found.stderr == ""
+    assert found.returncode == (0 if "elastic" in statement else 141)
