@@ -46,8 +46,10 @@ class Retention:
     >>> table = slip.Table("item", dim=16, retention=retention)
 
     Attributes:
-        capacity: Maximum number of rows, or None for no limit. The keys that one batch admits may
-            exceed the capacity by a few rows until the next batch.
+        capacity: Maximum number of rows, or None for no limit. A training batch or a call of
+            `write` with more distinct keys raises `tf.errors.ResourceExhaustedError` and changes no
+            row. The keys that one batch admits may exceed the capacity by a few rows until the next
+            batch.
         eviction: Which row a full table evicts. `"lfu"`: the row with the lowest access count,
             which decays over time (`HotSet.count_decay`). `"lru"`: the row with the oldest access.
         admit_after: A key gets a row with this access, 1 (its first access) to 255. Before that, a

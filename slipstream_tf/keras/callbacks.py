@@ -48,6 +48,9 @@ class LearningRates(keras.callbacks.Callback):
     True
     """
 
+    def __repr__(self) -> str:
+        return f"<LearningRates of {_described(self.model)}>"
+
     def set_model(self, model: Any) -> None:
         """Makes the tables of the model follow its optimizer."""
         super().set_model(model)
@@ -59,6 +62,10 @@ class LearningRates(keras.callbacks.Callback):
         for store in _stores_in(self.model):
             if logs is not None:
                 logs.update(rates_of(store))
+
+
+def _described(model: Any) -> str:
+    return "no model" if model is None else f"model {model.name!r}"
 
 
 def rates_of(store: Any) -> dict[str, float]:
@@ -186,6 +193,10 @@ class RanksCallback(SeesOtherCallbacks):
         self._store: Any = store
         self._metrics = GlobalMetrics(comm)
         self._is_training = False
+
+    def __repr__(self) -> str:
+        ranks = f"rank {self._comm.rank} of {self._comm.size}"
+        return f"<RanksCallback on {ranks} for {self._store!r}>"
 
     def set_model(self, model: Any) -> None:
         """Makes the tables follow the optimizer before other callbacks change its rate."""
@@ -321,6 +332,9 @@ class SaturationCallback(RanksCallback):
         self._is_planned = self._is_first_epoch = True
         self._log_dir = log_dir
         self._writer: WindowWriter | None = None
+
+    def __repr__(self) -> str:
+        return f"<SaturationCallback of {self.slipstream!r}>"
 
     def __call__(self, log_dir: str | os.PathLike[str] | None = None) -> "SaturationCallback":
         """Returns a callback of the same engine that writes to `log_dir`.
@@ -462,6 +476,10 @@ class ElasticCallback(keras.callbacks.Callback):
     def __init__(self, state: ElasticState) -> None:
         super().__init__()
         self._state, self._before = state, 0
+
+    def __repr__(self) -> str:
+        ranks = f"rank {self._state.comm.rank} of {self._state.comm.size}"
+        return f"<ElasticCallback on {ranks} of {_described(self.model)}>"
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Stores the iterations of the optimizer at the start."""

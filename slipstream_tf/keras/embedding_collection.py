@@ -296,6 +296,13 @@ class EmbeddingCollection(keras.layers.Layer):
         """
         return prefetch_rows(dataset, self.store, self.specs, get_keys)
 
+    def build(self, input_shape: Any = None) -> None:
+        """Creates no state, because the constructor creates the tables.
+
+        Args:
+            input_shape: Ignored.
+        """
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("next_inputs") is not None:
             kwargs["next_inputs"] = self._as_inputs(kwargs["next_inputs"])

@@ -154,6 +154,9 @@ class Slipstream(tf.train.experimental.PythonState):
         self.batch_sizes: tuple[int | None, int | None] = (None, None)
         self.max_batches: int | None = None
 
+    def __repr__(self) -> str:
+        return f"<Slipstream with policies {list(self.settings.policies)} for {self.store!r}>"
+
     def report(self) -> SavingsReport:
         """Returns the savings, or in a dry run the estimated savings.
 

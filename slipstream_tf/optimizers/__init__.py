@@ -1,9 +1,10 @@
 """Sparse optimizers, which update only the rows that a batch looks up.
 
 An optimizer belongs to a table and runs during the backward pass. If a key occurs more than once in
-a batch, its gradients are summed in a fixed order and the update rule is applied once. Rows that
-the batch does not contain stay unchanged, unless `decay="all"` decays them. Each optimizer is a
-class in `rules.py` with an update rule in C++ in `cc_ops/core/update/rules/`.
+a batch, its gradients are summed in a fixed order and the update rule is applied once. Keras's
+Adagrad, Adam, AdamW and Ftrl square each gradient of a repeated key separately, so that their rows
+differ then. Rows that the batch does not contain stay unchanged, unless `decay="all"` decays them.
+Each optimizer is a class in `rules.py` with an update rule in C++ in `cc_ops/core/update/rules/`.
 """
 
 import dataclasses
@@ -39,8 +40,8 @@ __all__ = [
 
 _RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)
 NAMES = tuple(cls.rule for cls in _RULES)  # names that `get` accepts
-# Keras optimizers that the classes here reproduce exactly for the rows of a batch, without moving
-# other rows: the class, and the names of the settings to copy.
+# Keras optimizers that the classes here reproduce for the rows of a batch without repeated keys,
+# without moving other rows: the class, and the names of the settings to copy.
 _SAME_AS_KERAS = {
     "SGD": (SGD, ()),
     "Adagrad": (Adagrad, ("initial_accumulator_value", "epsilon")),
@@ -63,7 +64,8 @@ def get(identifier: Any) -> SparseOptimizer:
     Args:
         identifier: A `SparseOptimizer`; a dictionary returned by `serialize`; a name such as
             "adagrad", for an optimizer with its defaults; or a `keras.optimizers.SGD` or
-            `keras.optimizers.Adagrad`, which updates the rows of a batch in exactly the same way.
+            `keras.optimizers.Adagrad`, which updates the rows of a batch in the same way; with
+            Adagrad only if no key is repeated in the batch.
 
     Raises:
         ValueError: The identifier is anything else. For example, `keras.optimizers.Adam` is

@@ -143,8 +143,8 @@ class Adam(SparseOptimizer):
     """Lazy Adam: rows that a batch does not contain stay unchanged.
 
     Neither the values nor the moments of such rows change. As in Keras, epsilon is added outside
-    the square root and is not bias-corrected. A row that occurs in every batch is updated as by
-    `keras.optimizers.Adam`.
+    the square root and is not bias-corrected. If a key occurs once in every batch, its row is
+    updated as by `keras.optimizers.Adam`.
 
     Example:
 

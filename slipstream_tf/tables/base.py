@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf._utils.errors import invalid
+from slipstream_tf._utils.errors import invalid, shown
 from slipstream_tf.config import Table
 from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.features import PackedFeatures
@@ -79,6 +79,13 @@ class TrackedStore:
     takes_tables_at_once = False
     collects_gradients = False
     forgets_flags = False
+
+    def __repr__(self) -> str:
+        tables = shown([table.name for table in self.tables])
+        ranks = ""
+        if self.comm is not None and self.comm.size > 1:
+            ranks = f" on rank {self.comm.rank} of {self.comm.size}"
+        return f"<{type(self).__name__} with tables {tables}{ranks}>"
 
     @property
     def updates_rows(self) -> bool:

@@ -4,6 +4,8 @@ A `TableRows` maps keys to NumPy arrays. Get it with a layer's `table(name)`. `f
 a table from a matrix, and `rename_keys` changes the keys of rows.
 """
 
+import contextlib
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +54,9 @@ class TableRows:
         self.store, self.name = store, name
         self._index = store.index_of(name)
         self.dim = store.tables[self._index].dim
+
+    def __repr__(self) -> str:
+        return f"<TableRows of table {self.name!r} with dim={self.dim} in {self.store!r}>"
 
     def read(self, keys: Any) -> np.ndarray:
         """Returns the rows of keys without counting accesses.
@@ -205,8 +210,8 @@ def checked_keys(keys: Any) -> np.ndarray:
     """Returns keys as int64 [n].
 
     Args:
-        keys: Integers or strings [n]. Unsigned integers keep their bits. Strings are hashed in the
-            same way as in layers.
+        keys: Integers or strings [n]: an array, also of Python objects, a list or a tensor.
+            Unsigned integers keep their bits. Strings are hashed in the same way as in layers.
 
     Raises:
         ValueError: The keys have another dtype or shape.
@@ -214,6 +219,14 @@ def checked_keys(keys: Any) -> np.ndarray:
     found = np.asarray(keys)
     if found.size == 0 and found.ndim == 1:
         return np.empty(0, np.int64)
+    if found.ndim == 1 and found.dtype == object:
+        # For example a string tensor or a column of pandas.
+        values = found.tolist()
+        if all(isinstance(value, (str, bytes)) for value in values):
+            return hash_texts(tf.constant(values)).numpy()
+        if all(isinstance(v, numbers.Integral) and not isinstance(v, bool) for v in values):
+            with contextlib.suppress(OverflowError):
+                found = np.array(values, np.int64 if max(values) < 1 << 63 else np.uint64)
     if found.ndim == 1 and found.dtype.kind in "US":
         return hash_texts(tf.constant(found)).numpy()
     if found.ndim != 1 or found.dtype.kind not in "iu":

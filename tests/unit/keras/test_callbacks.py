@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from absl import logging
 
+import slipstream_tf as slip
 from slipstream_tf.keras.callbacks import SeesOtherCallbacks
 from slipstream_tf.keras.global_metrics import GlobalMetrics
 
@@ -214,3 +215,18 @@ def test_nested_callback_list_is_flattened() -> None:
     inner = keras.callbacks.CallbackList([asks])
     fit([first, inner])
     assert own(asks.found) == [first, inner, asks]
+
+
+def test_callbacks_print_what_they_belong_to() -> None:
+    layer = slip.keras.Embedding(10, 4, name="item")
+    slipstream = slip.Slipstream(layer, slip.MaskGradients(0.5))
+    store = "<NativeStore with tables ['item']>"
+    policies = [slip.MaskGradients(0.5)]
+    assert repr(slipstream) == f"<Slipstream with policies {policies} for {store}>"
+    assert repr(slipstream.callback()) == f"<SaturationCallback of {slipstream!r}>"
+    ranks = slip.keras.RanksCallback(slip.distributed.init(), layer.store)
+    assert repr(ranks) == f"<RanksCallback on rank 0 of 1 for {store}>"
+    rates = slip.keras.LearningRates()
+    assert repr(rates) == "<LearningRates of no model>"
+    rates.set_model(keras.Sequential([layer], name="clicks"))
+    assert repr(rates) == "<LearningRates of model 'clicks'>"

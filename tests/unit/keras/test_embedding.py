@@ -318,3 +318,16 @@ def test_served_model_gives_same_outputs(tmp_path):
     slip.export.saved_model(model, tmp_path / "1")
     served = tf.saved_model.load(str(tmp_path / "1"))
     np.testing.assert_allclose(served.serve(keys), model(keys), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), ((None, 3),)])
+def test_build_accepts_no_shape(shape, tmp_path):
+    layer = make_layer()
+    layer.build(*shape)
+    model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(KEYS, np.ones((2, 1)), verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded(KEYS), model(KEYS))
+    slip.keras.EmbeddingCollection([slip.Table("t", 2)]).build()

@@ -47,7 +47,10 @@ def test_rows_are_read_written_removed_and_listed() -> None:
         ([1, 2], [[1.0, 2.0]], r"`rows`: \[1, 2\]"),
         ([0.5], [[1.0, 2.0]], r"`keys`: 'float64 \[1\]'"),
         ([[1]], [[1.0, 2.0]], r"`keys`: 'int64 \[1, 1\]'"),
-        ([None], [[1.0, 2.0]], r"`keys`"),
+        ([None], [[1.0, 2.0]], r"`keys`: 'object \[1\]'"),
+        (np.array([True], object), [[1.0, 2.0]], r"`keys`: 'object \[1\]'"),
+        (np.array([1 << 64], object), [[1.0, 2.0]], r"`keys`: 'object \[1\]'"),
+        (np.array(["a", 1], object), [[1.0, 2.0]], r"`keys`: 'object \[2\]'"),
     ],
 )
 def test_invalid_writes_raise(keys: Any, rows: Any, message: str) -> None:
@@ -112,6 +115,34 @@ def test_training_continues_after_table_shrinks_and_clears() -> None:
         contents, expected = (layer.store.export_table("t") for layer in layers)
         for name, values in contents.items():
             np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("keys", "equal"),
+    [
+        (np.array(["a", "b"], object), ["a", "b"]),
+        (np.array([b"a", "b"], object), ["a", "b"]),
+        (tf.constant(["a", "b"]), ["a", "b"]),
+        (np.array([3, -1], object), [3, -1]),
+        (tf.constant([3, -1], tf.int32), [3, -1]),
+        (np.array([2**64 - 1, 1], object), [-1, 1]),
+    ],
+)
+def test_objects_and_tensors_are_keys(keys: Any, equal: Any) -> None:
+    table = make()
+    table.write(keys, [[1.0, 2.0], [3.0, 4.0]])
+    assert table.read(equal).tolist() == table.read(keys).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert table.has(keys).tolist() == [True, True] and table.remove(keys) == 2
+
+
+def test_stores_and_rows_print_their_tables() -> None:
+    table = make()
+    assert repr(table.store) == "<NativeStore with tables ['t']>"
+    assert repr(table) == f"<TableRows of table 't' with dim=2 in {table.store!r}>"
+    variables = VariableStore({"t": tf.Variable(tf.ones([3, 2]))})
+    assert repr(variables) == "<VariableStore with tables ['t']>"
+    ranks = Threads(2).run(lambda comm: repr(make(comm, kind=distributed.ShardedStore).store))
+    assert ranks == [f"<ShardedStore with tables ['t'] on rank {rank} of 2>" for rank in (0, 1)]
 
 
 def test_variable_store_refuses_row_writes() -> None:
