@@ -238,7 +238,7 @@ class Table:
             dim: int,
             optimizer: Any = None,
             combiner: str | None = "sum",
-            initializer: Any = ...,
+            initializer: Any = "uniform",
             retention: Retention | None = None,
             storage: Storage = ...,
         ) -> None: ...
