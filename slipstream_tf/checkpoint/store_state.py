@@ -202,6 +202,7 @@ def export_state(store: Any) -> dict[str, np.ndarray]:
             {
                 "name": table.name,
                 "dim": table.dim,
+                "seed": table.seed,
                 "optimizer": optimizers.serialize(store.optimizer_of(table.name)),
                 "layout": store.slot_layout(table.name).rule,
             }
@@ -259,8 +260,22 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
         exported[table.name] = parts
     for name in taken:
         store.import_table(name, exported[name])
+    _warn_of_seeds({t["name"]: t.get("seed") for t in manifest["tables"]}, store, place)
     rates = {name: np.asarray(arrays[name]) for name in _RATES if name in arrays}
     store.rates.restore(rates, [table.name for table in saved])
+
+
+def _warn_of_seeds(saved: Mapping[str, int | None], store: Any, place: str) -> None:
+    """Warns if keys without a row start with other values than in the saved model."""
+    for table in store.tables:
+        seed = saved.get(table.name)
+        if hasattr(table.initializer, "seed") and seed not in (None, table.seed):
+            logging.warning(
+                "Table %r of %s: keys without a row start with other values than in the saved "
+                "model, because the seed is %d instead of %d. Give the layer a name, or its "
+                "initializer a seed.",
+                *(table.name, place, table.seed, seed),
+            )
 
 
 # The ids of the stores within `excluded_from_checkpoint`.

@@ -46,7 +46,8 @@ class Embedding(EmbeddingCollection):
     The table has the name that you give to the layer, and is named "embedding" if you give none.
     Layers without a name start with different rows, which depend on the order in which the process
     creates these layers. Name the layers if a model has more than one, because `Slipstream` and
-    checkpoints find tables by name.
+    checkpoints find tables by name, and if you build a model again to load its weights, because
+    keys without a row then start with the same values.
 
     Example:
 
