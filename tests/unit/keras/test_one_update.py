@@ -188,7 +188,7 @@ def test_layers_with_one_store_require_one_mode():
     other = make_layer(None, "backward", store=layer.store, name="other")
     with tf.GradientTape():
         layer({"item": PARTS[0, 0]}, training=True)
-        with pytest.raises(ValueError, match="Invalid `apply`: 'backward'.*Expected 'step'"):
+        with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*Expected 'step'"):
             other({"item": PARTS[0, 0]}, training=True)
 
 
@@ -294,7 +294,7 @@ def test_masked_gradients_are_collected_once_per_lookup():
     policy = slip.ops.update_policy.UpdatePolicy(mode="mask")
     layer.store.set_update_policy("item", policy)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="one call of tape.gradient per lookup"
+        tf.errors.InvalidArgumentError, match=r"one call of tape\.gradient per lookup"
     ):
         second_update("persistent", layer)
 
@@ -333,7 +333,7 @@ def test_recomputed_blocks_are_refused_around_a_layer():
     recomputed = tf.recompute_grad(lambda keys: tower(keys, training=True))
     with (
         tf.GradientTape(),
-        pytest.raises(ValueError, match="Invalid `training`: True.*tf.recompute_grad"),
+        pytest.raises(ValueError, match=r"Invalid `training`: True.*tf\.recompute_grad"),
     ):
         recomputed(tf.constant(PARTS[0, 0]))
 
