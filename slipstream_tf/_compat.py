@@ -377,3 +377,30 @@ def graph_outside_of_control_flow() -> Any:
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     return graph
+
+
+def call_with_gradient(
+    function: Callable[[Any], Any], value: Any, gradient: Callable[[Any], Any]
+) -> Any:
+    """Calls a function for which a `tf.GradientTape` uses the given gradient.
+
+    `tf.custom_gradient` registers its closure for the lifetime of the process if it is traced, so
+    that the graph is never freed. Here only the tape keeps the closure. If no tape records the graph
+    (the caller of the `tf.function` has the tape, or calls `tf.gradients`), TensorFlow derives the
+    gradient from the operations of `function`.
+
+    Args:
+        function: Function of one tensor that returns one tensor.
+        value: The tensor.
+        gradient: Maps the gradient of the result to the gradient of `value`.
+
+    Returns:
+        `function(value)`.
+    """
+    record = importlib.import_module("tensorflow.python.eager.record")
+    with record.stop_recording():
+        result = function(value)
+    record.record_operation(
+        function.__name__, [result], [value], lambda of_result: [gradient(of_result)]
+    )
+    return result

@@ -1,26 +1,25 @@
 """Feature interactions of click models: pairwise dots and time attention."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf import _compat
 from slipstream_tf._utils.errors import require_integer
 
 
-@tf.custom_gradient
-def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+def pairwise_dots(vectors: tf.Tensor) -> tf.Tensor:
     """Computes the dot products of all pairs of different vectors, each once.
 
     The results are the entries below the diagonal of the [n, n] matrix of all dot products. Row i
     of that triangle has i entries and row n-i has n-i entries, so that row i followed by the
     reversed row n-i has n entries. The triangle is thus folded into a rectangle with rows of n
-    entries, which takes one matrix product, two slices and a select with a constant mask. A gather
-    over [batch, n * n] with its scatter in the backward pass is far slower. The gradients of slices
-    are slow as well, because TensorFlow copies one number at a time. Therefore the backward pass
-    unfolds the gradient into a matrix and multiplies once.
+    entries, which takes one matrix product, one split and a select with a constant mask. A gather
+    over [batch, n * n] with its scatter in the backward pass is far slower. TensorFlow's gradient
+    of a product with itself takes two products. Therefore the backward pass of a
+    `tf.GradientTape` unfolds the gradient into a matrix and multiplies once.
 
     `keras_rs.layers.DotInteraction` gathers. It takes 1.6 times as long for 27 vectors of 16
     values, and 2.3 times as long for 27 vectors of 64 values (forward and backward pass, 2 cores).
@@ -39,28 +38,30 @@ def pairwise_dots(vectors: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], 
         the pairs (i, 0) to (i, i-1), followed by the pairs (n-i, n-i-1) to (n-i, 0), until all
         pairs have occurred once.
     """
+    vectors = tf.convert_to_tensor(vectors)
 
     def gradient(of_dots: tf.Tensor) -> tf.Tensor:
         lower = _unfold(of_dots, vectors.shape[1])
         return tf.matmul(lower + tf.linalg.matrix_transpose(lower), vectors)
 
-    return _fold(tf.matmul(vectors, vectors, transpose_b=True)), gradient
+    return _compat.call_with_gradient(_dots, vectors, gradient)
 
 
-def _fold(square: tf.Tensor) -> tf.Tensor:
-    """Packs the strictly lower triangles of [batch, n, n] into vectors."""
-    count = square.shape[1]
+def _dots(vectors: tf.Tensor) -> tf.Tensor:
+    """Multiplies [batch, n, dim] vectors and packs the strictly lower triangles into vectors."""
+    count = vectors.shape[1]
     pairs = count * (count - 1) // 2
-    # The first operand starts with row 1, because row 0 has no pair. `bottom` reads backward from
-    # the last row. In each row of the rectangle, the mask selects the entries of the triangle.
-    flat = tf.reshape(square, [-1, count * count])
-    bottom = tf.reverse(flat[:, count * count - pairs :], axis=[1])
+    square = tf.reshape(tf.matmul(vectors, vectors, transpose_b=True), [-1, count * count])
+    # `top` starts with row 1, because row 0 has no pair. `bottom` is read backward from the last
+    # row. In each row of the rectangle, the mask selects the entries of the triangle. A split,
+    # because the gradients of slices are slow: TensorFlow copies one number at a time.
+    _, top, bottom = tf.split(square, [count, pairs, pairs], axis=1)
     is_of_top = np.tril(np.ones((count // 2, count), bool)).reshape(1, -1)[:, :pairs]
-    return tf.where(is_of_top, flat[:, count : count + pairs], bottom)
+    return tf.where(is_of_top, top, tf.reverse(bottom, axis=[1]))
 
 
 def _unfold(pairs: tf.Tensor, count: int) -> tf.Tensor:
-    """Inverts `_fold`.
+    """Unpacks the vectors that `_dots` packed.
 
     Returns:
         Strictly lower triangular matrices [batch, n, n].

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,20 +22,51 @@ def test_each_pair_occurs_once(count):
     np.testing.assert_allclose(pairwise_dots(tf.constant(vectors)), expected, rtol=1e-5, atol=1e-5)
 
 
+def _gradient_in_a_graph_with_the_tape_outside(loss_of, vectors):
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        loss = tf.function(loss_of)(vectors)
+    return tape.gradient(loss, vectors)
+
+
+def _gradient(loss_of, vectors):
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        loss = loss_of(vectors)
+    return tape.gradient(loss, vectors)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        _gradient,
+        lambda *given: tf.function(_gradient)(*given),
+        _gradient_in_a_graph_with_the_tape_outside,
+    ],
+    ids=["eager", "tape in graph", "tape outside of graph"],
+)
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
-def test_gradient_of_dots_equals_reference(count):
+def test_gradient_of_dots_equals_reference(count, gradient):
     generator = np.random.default_rng(count)
     vectors = tf.constant(generator.normal(size=(2, count, 3)))
     pairs = pair_order(count)
     upstream = generator.normal(size=(2, len(pairs)))
-    with tf.GradientTape() as tape:
-        tape.watch(vectors)
-        loss = tf.reduce_sum(pairwise_dots(vectors) * upstream)
+    found = gradient(lambda v: tf.reduce_sum(pairwise_dots(v) * upstream), vectors)
     expected = np.zeros(vectors.shape)
     for index, (i, j) in enumerate(pairs):
         expected[:, i] += upstream[:, index, None] * vectors.numpy()[:, j]
         expected[:, j] += upstream[:, index, None] * vectors.numpy()[:, i]
-    np.testing.assert_allclose(tape.gradient(loss, vectors), expected, rtol=1e-10)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_graph_is_freed_with_its_function():
+    def trace():
+        step = tf.function(lambda vectors: _gradient(pairwise_dots, vectors))
+        return weakref.ref(step.get_concrete_function(tf.TensorSpec((None, 4, 3))).graph)
+
+    graph = trace()
+    gc.collect()
+    assert graph() is None
 
 
 def test_empty_batch_has_shape():
