@@ -341,8 +341,21 @@ def is_recording() -> bool:
     return bool(record.could_possibly_record())
 
 
+def traced_function() -> Any:
+    """Returns the graph of the innermost `tf.function` that this thread traces.
+
+    Loops and branches have graphs of their own, which belong to the function.
+    """
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    while type(graph).__name__ != "FuncGraph" and getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    return graph
+
+
 def is_saving_model() -> bool:
-    """Returns whether TensorFlow is writing a SavedModel and traces functions for it."""
+    """Returns whether this thread writes a SavedModel and traces functions for it."""
     context = importlib.import_module("tensorflow.python.saved_model.save_context")
     return bool(context.in_save_context())
 
@@ -385,9 +398,9 @@ def call_with_gradient(
     """Calls a function for which a `tf.GradientTape` uses the given gradient.
 
     `tf.custom_gradient` registers its closure for the lifetime of the process if it is traced, so
-    that the graph is never freed. Here only the tape keeps the closure. If no tape records the graph
-    (the caller of the `tf.function` has the tape, or calls `tf.gradients`), TensorFlow derives the
-    gradient from the operations of `function`.
+    that the graph is never freed. Here only the tape keeps the closure. If no tape records the
+    graph (the caller of the `tf.function` has the tape, or calls `tf.gradients`), TensorFlow
+    derives the gradient from the operations of `function`.
 
     Args:
         function: Function of one tensor that returns one tensor.

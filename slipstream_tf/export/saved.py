@@ -1,6 +1,5 @@
 """Exports a model as a SavedModel that needs only TensorFlow."""
 
-import contextlib
 import functools
 import os
 import re
@@ -14,7 +13,7 @@ from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.config import ROW_DTYPES
 from slipstream_tf.export import rows
-from slipstream_tf.export.serving import ServedTable, ServingStore
+from slipstream_tf.export.serving import ServedTable, ServingStore, served_by
 
 _ALLOWED = (
     "specs (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec) or an example batch, nested "
@@ -58,6 +57,10 @@ def saved_model(
     With multiple ranks, call this function on all ranks. Rank 0 collects the rows of sharded
     tables, writes the files, and must have enough memory for all rows.
 
+    Other threads may train, evaluate, predict and export meanwhile. The rows of a table are a copy
+    of one moment, and so is each other weight. Different tables and weights may be copied between
+    different steps. For a copy of exactly one step, export while no other thread trains.
+
     Note: rank 0 needs about four times the memory of the rows for the export, and additional memory
     for one copy of the optimizer slots.
 
@@ -94,8 +97,8 @@ def saved_model(
     Raises:
         ValueError: If `rows_dtype` is not supported, the model has no embedding tables, its inputs
             are unknown, `keys` names an unknown table, or `path` is a file or a folder that is not
-            empty. Also if the graph contains ops of this package, because the model's `call` is a
-            `tf.function` that was traced before.
+            empty. Also if the `call` of the model is a `tf.function`, because TensorFlow would
+            share its traces between training and the export.
         RuntimeError: On the other ranks, if rank 0 failed.
     """
     if rows_dtype is not None:
@@ -118,23 +121,23 @@ def _write(
     root = tf.Module()
     root.tables = served
     root.weights = rows.weights_of(model)
+    stores = _serving_stores(model, served)
 
     @tf.function(input_signature=[specs])
     def serve(inputs: Any) -> Any:
-        return model(inputs, training=False)
+        with served_by(stores):
+            return model(inputs, training=False)
 
     @tf.function
     def serve_flat(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         return flat_outputs(serve(nested(specs, inputs)))
 
     def write(folder: Path) -> None:
-        # `tf.saved_model.save` may trace again, therefore it also runs inside the context.
-        with _served_by(model, served):
-            flat = serve_flat.get_concrete_function(**flat_specs(specs))
-            root.serve = serve
-            _refuse_own_ops(flat)
-            _track_rest(root, model, flat)
-            tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
+        flat = serve_flat.get_concrete_function(**flat_specs(specs))
+        root.serve = serve
+        _refuse_own_ops(flat)
+        _track_rest(root, model, flat)
+        tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
         entries = [rows.table_entry(table, rows_dtype) for table in tables]
         weights = rows.weight_entries(root.weights)
         rows.write_manifest(folder, rows.manifest_of(entries, weights))
@@ -142,24 +145,13 @@ def _write(
     rows.write_whole(target, write)
 
 
-@contextlib.contextmanager
-def _served_by(model: Any, served: list[ServedTable]) -> Iterator[None]:
-    """Returns a context in which the model's layers use serving stores.
-
-    The model is traced in this context. At its end the layers get their stores back.
-    """
+def _serving_stores(model: Any, served: list[ServedTable]) -> dict[int, ServingStore]:
+    """Returns the serving store of each layer of a model, by the `id` of the layer."""
     layers = rows.layers_of(model)
     of_layer: dict[int, list[ServedTable]] = {id(layer): [] for layer in layers}
     for (layer, _, _), table in zip(rows.table_names(layers), served, strict=True):
         of_layer[id(layer)].append(table)
-    stores = [layer.store for layer in layers]
-    try:
-        for layer in layers:
-            layer.store = ServingStore(of_layer[id(layer)])
-        yield
-    finally:
-        for layer, store in zip(layers, stores, strict=True):
-            layer.store = store
+    return {layer: ServingStore(tables) for layer, tables in of_layer.items()}
 
 
 def _refuse_own_ops(traced: Any) -> None:

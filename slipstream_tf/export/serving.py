@@ -1,15 +1,21 @@
 """Looks up embedding rows with plain TensorFlow ops, for exported models.
 
-A `ServingStore` replaces the store of a layer while the model is traced for export. Initial rows
-match `cc_ops/core/table/row_initializer.cc`, and pooling matches `cc_ops/core/lookup/pooling.h`.
+A `ServingStore` replaces the store of a layer in the thread that traces the model for export. Other
+threads can train and evaluate the model meanwhile. Initial rows match
+`cc_ops/core/table/row_initializer.cc`, and pooling matches `cc_ops/core/lookup/pooling.h`.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf import _compat
+from slipstream_tf._utils.errors import invalid
 from slipstream_tf._utils.hashing import mix64
 from slipstream_tf.config import Table
 from slipstream_tf.initializers import op_attributes
@@ -53,7 +59,7 @@ class ServedTable(tf.Module):
             self.scales = None
             if "scales" in values:
                 self.scales = tf.Variable(values["scales"], shape=[None], trainable=False)
-            self.numbers = tf.lookup.StaticHashTable(_Numbering(self.keys), 0)
+            self.numbers = tf.lookup.StaticHashTable(Numbering(self.keys.read_value), 0)
         # Keras's export of a layer keeps hash tables and the objects that they track.
         for name, variable in self.variables_by_name().items():
             self.numbers._track_trackable(variable, name)
@@ -69,7 +75,7 @@ class ServedTable(tf.Module):
         Absent keys get their initial row.
         """
         numbers = self.numbers.lookup(keys)
-        rows = tf.cast(tf.gather(self.rows, numbers), tf.float32)
+        rows = tf.cast(self._stored(numbers), tf.float32)
         if self.scales is not None:
             rows *= tf.gather(self.scales, numbers)[:, tf.newaxis]
         if constant_value(self.config) is None:
@@ -77,6 +83,10 @@ class ServedTable(tf.Module):
             drawn = initial_rows(self.config, tf.gather_nd(keys, absent))
             rows = tf.tensor_scatter_nd_update(rows, absent, drawn)
         return tf.ensure_shape(rows, [None, self.config.dim])
+
+    def _stored(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Returns the [n, dim] elements of `rows` at int64 [n] indices."""
+        return tf.gather(self.rows, numbers)
 
 
 def encoded(config: Table, rows: np.ndarray, rows_dtype: str | None) -> dict[str, np.ndarray]:
@@ -129,20 +139,21 @@ def _rounded(config: Table, values: Any) -> Any:
     return tf.cast(tf.cast(values, dtype), tf.float32)
 
 
-class _Numbering(tf.lookup.KeyValueTensorInitializer):
-    """Fills a hash table that maps `keys[i]` to i + 1."""
+class Numbering(tf.lookup.KeyValueTensorInitializer):
+    """Fills a hash table that maps the i-th key to i + 1."""
 
-    def __init__(self, keys: tf.Variable):
+    def __init__(self, read_keys: Callable[[], tf.Tensor]):
+        """Sets the function that reads the keys, int64 [n], from a variable."""
         nothing = tf.zeros([0], tf.int64)
         super().__init__(nothing, nothing)
-        self._variable = keys
+        self._read_keys = read_keys
 
     def initialize(self, table: Any) -> tf.Operation | None:
         """Fills the hash table.
 
         TensorFlow requires at least one pair. Without keys, the pair (0, 0) is inserted.
         """
-        keys = self._variable.read_value()
+        keys = self._read_keys()
         filler = tf.zeros([tf.cast(tf.equal(tf.size(keys), 0), tf.int32)], tf.int64)
         numbers = tf.range(1, tf.size(keys, tf.int64) + 1)
         return tf.raw_ops.LookupTableImportV2(
@@ -173,6 +184,61 @@ class ServingStore:
             for index, spec in enumerate(packed.specs)
         ]
         return ([tf.stack(rows, axis=1)] if stacked else rows), None
+
+
+class _Export(threading.local):
+    """The export that this thread traces.
+
+    Attributes:
+        stores: The serving store of each exported layer, by the `id` of the layer.
+        function: The graph of the exported function.
+    """
+
+    stores: Mapping[int, ServingStore] = MappingProxyType({})
+    function: Any = None
+
+
+_export = _Export()
+
+
+@contextlib.contextmanager
+def served_by(stores: Mapping[int, ServingStore]) -> Iterator[None]:
+    """Returns a context in which layers of the exported function use serving stores.
+
+    Enter it inside the function, because TensorFlow may trace the function again. It affects the
+    current thread only.
+
+    Args:
+        stores: The serving store of each layer, by the `id` of the layer.
+    """
+    outer = _export.stores, _export.function
+    _export.stores, _export.function = stores, _compat.traced_function()
+    try:
+        yield
+    finally:
+        _export.stores, _export.function = outer
+
+
+def serving_store(layer: Any) -> ServingStore | None:
+    """Returns the serving store of a layer if this thread traces an export of it.
+
+    Args:
+        layer: A Keras layer with embedding tables.
+
+    Raises:
+        ValueError: A `tf.function` of the model calls the layer. TensorFlow would reuse its trace
+            in training and evaluation, with the rows of the export.
+    """
+    store = _export.stores.get(id(layer))
+    if store is not None and _compat.traced_function() is not _export.function:
+        allowed = (
+            "a layer that is called outside of a tf.function of the model, because TensorFlow "
+            "would reuse the exported rows in later calls. Decorate the training step with "
+            "tf.function instead"
+        )
+        name = _compat.traced_function().name
+        raise invalid("model", name, f"layer {layer.name!r} in a SavedModel", allowed)
+    return store
 
 
 def constant_value(table: Table) -> float | None:

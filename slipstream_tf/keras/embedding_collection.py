@@ -187,7 +187,7 @@ class EmbeddingCollection(keras.layers.Layer):
         self._add_anchors()
         add_rows_weight(self, self.store)
         # Bypasses attribute tracking, which would add it to TensorFlow checkpoints.
-        object.__setattr__(self, "_exported", ExportedRows(self.store, f"layer {self.name!r}"))
+        object.__setattr__(self, "_exported", ExportedRows(self))
         self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
@@ -361,8 +361,7 @@ class EmbeddingCollection(keras.layers.Layer):
         else:
             if self.trainable:
                 require_training_argument(self, training)
-            is_served = self._exported.replaces_in_export(self.store)
-            store = self._exported.serving if is_served else self.store
+            store = self._exported.store_for(self)
             rows, _ = store.lookup(packed, training=False, stacked=stacked)
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:

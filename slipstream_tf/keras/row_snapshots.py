@@ -7,11 +7,12 @@ restores a snapshot.
 
 While `model.export` or `tf.saved_model.save` writes a SavedModel, lookups use TensorFlow ops on
 variables, as in `slip.export.saved_model`, because a SavedModel must work without the ops of this
-package. The variables stay alive with the rows of the last SavedModel, because TensorFlow reuses
-the traced functions.
+package. Only the thread that writes it looks up these variables. They stay alive with the rows of
+the last SavedModel, because TensorFlow reuses the traced functions.
 """
 
 import collections
+import functools
 import itertools
 import secrets
 import tempfile
@@ -28,7 +29,14 @@ from slipstream_tf import _compat
 from slipstream_tf._utils import memory
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.checkpoint.store_state import export_state, restore_state
-from slipstream_tf.export.serving import ServedTable, ServingStore, encoded
+from slipstream_tf.config import Table
+from slipstream_tf.export.serving import (
+    Numbering,
+    ServedTable,
+    ServingStore,
+    encoded,
+    serving_store,
+)
 
 _NUMBER_BITS = 32
 _PROCESS = 1 + secrets.randbits(30)  # Part of each token, to detect tokens of other processes.
@@ -235,49 +243,83 @@ def refuse_legacy_file(layer_name: str) -> None:
         raise invalid("filepath", "*.h5", f"a model with layer {layer_name!r}", allowed)
 
 
-class ExportedRows:
-    """Variables that contain the rows of a store in a SavedModel.
+class _PackedTable(ServedTable):
+    """Holds keys and rows in one variable.
+
+    While one thread writes a SavedModel, another thread may start to write one and then assigns
+    the variable. A single variable contains keys and rows of the same moment.
 
     Attributes:
-        serving: A store that looks up these variables, for calls while a SavedModel is traced.
+        contents: [n + 1, columns + dim] in the dtype of the table. Line i + 1 consists of the bits
+            of the i-th key and its row. Line 0 contains the row of absent keys.
     """
 
-    def __init__(self, store: Any, place: str) -> None:
+    def __init__(self, config: Table):
+        """Creates the variable without keys."""
+        tf.Module.__init__(self)
+        self.config, self.scales = config, None
+        with tf.device("CPU:0"):
+            empty = _packed(config, np.empty(0, np.int64), np.empty((0, config.dim), np.float32))
+            self._columns = empty.shape[1] - config.dim
+            self.contents = tf.Variable(empty, shape=[None, empty.shape[1]], trainable=False)
+            keys = functools.partial(_unpacked_keys, self.contents, self._columns)
+            self.numbers = tf.lookup.StaticHashTable(Numbering(keys), 0)
+        # Keras's export of a layer keeps hash tables and the objects that they track.
+        self.numbers._track_trackable(self.contents, "contents")
+
+    def _stored(self, numbers: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self.contents, numbers)[:, self._columns :]
+
+
+def _packed(config: Table, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the contents of a `_PackedTable` for keys int64 [n] and rows float32 [n, dim]."""
+    values = encoded(config, rows, None)["rows"]
+    bits = np.concatenate([np.zeros(1, np.int64), keys])[:, np.newaxis].view(values.dtype)
+    return np.concatenate([bits, values], axis=1)
+
+
+def _unpacked_keys(contents: tf.Variable, columns: int) -> tf.Tensor:
+    return tf.bitcast(contents.read_value()[1:, :columns], tf.int64)
+
+
+class ExportedRows:
+    """Variables that contain the rows of a layer in a SavedModel of Keras or TensorFlow."""
+
+    def __init__(self, layer: Any) -> None:
         """Creates the variables.
 
         A function that is traced again cannot create them.
 
         Args:
-            store: An embedding store.
-            place: Owner of the rows, for errors.
+            layer: An `EmbeddingCollection` with a store.
         """
-        self._store, self._place = store, place
+        self._store, self._place = layer.store, f"layer {layer.name!r}"
         with tf.init_scope():
-            self._tables = [
-                ServedTable(table, np.empty(0, np.int64), np.empty((0, table.dim), np.float32))
-                for table in store.tables
-            ]
-        self.serving = ServingStore(self._tables)
+            self._tables = [_PackedTable(table) for table in self._store.tables]
+        self._serving = ServingStore(self._tables)
 
-    def replaces_in_export(self, store: Any) -> bool:
-        """Returns whether a lookup must use `serving` instead of the store.
+    def store_for(self, layer: Any) -> Any:
+        """Returns the store for a lookup of the layer without training.
 
-        True while TensorFlow writes a SavedModel, if `store` is the store of this object. Otherwise
-        False.
+        It is the store of the layer, unless this thread traces a SavedModel.
 
         Args:
-            store: The store of the lookup.
+            layer: The layer of this object.
 
         Raises:
-            ValueError: A SavedModel is being written in a training with multiple ranks.
+            ValueError: This thread writes a SavedModel in a training with multiple ranks.
         """
-        if store is not self._store or not _compat.is_saving_model():
-            return False
-        if store.comm is not None and store.comm.size > 1:
+        served = serving_store(layer)
+        if served is not None:
+            return served
+        if not _compat.is_saving_model():
+            return self._store
+        comm = self._store.comm
+        if comm is not None and comm.size > 1:
             allowed = "a single process. Call slip.export.saved_model(model, path) on all ranks"
             place = f"a SavedModel with {self._place}"
-            raise invalid("model", f"a model on {store.comm.size} ranks", place, allowed)
-        return True
+            raise invalid("model", f"a model on {comm.size} ranks", place, allowed)
+        return self._serving
 
     def trackables(self) -> dict[str, Any]:
         """Copies the current rows into the variables and returns these.
@@ -287,6 +329,5 @@ class ExportedRows:
         """
         for table in self._tables:
             contents = self._store.export_table(table.config.name)
-            table.keys.assign(contents["keys"])
-            table.rows.assign(encoded(table.config, contents["rows"], None)["rows"])
+            table.contents.assign(_packed(table.config, contents["keys"], contents["rows"]))
         return {f"served_{table.config.name}": table for table in self._tables}
