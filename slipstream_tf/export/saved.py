@@ -80,10 +80,10 @@ def saved_model(
             `EmbeddingCollection`. It is called with `training=False`.
         path: Folder to write. It must not exist or must be empty.
         keys: The keys to export, as a mapping from table name to int64 [n]. For example, export
-            only the hot keys from `store.hot_keys`. Tables that are not named are exported
-            completely. Keys that are not exported are served with their initial row, as if they
-            had never been trained. If multiple layers have a table of the same name, use
-            `"layer/table"`.
+            only the hot keys from `store.hot_keys`, or no key of the tables that only another tower
+            uses. Tables that are not named are exported completely. Keys that are not exported are
+            served with their initial row, as if they had never been trained. If multiple layers
+            have a table of the same name, use `"layer/table"`.
         signature: The model's input specs (`tf.TensorSpec`, ragged or sparse), nested like its
             inputs, or an example batch. The exported function accepts any batch size for dense
             specs and for an example batch. Defaults to the model's `input_signature()` (the click

@@ -31,7 +31,7 @@ from slipstream_tf.keras.contract import (
 from slipstream_tf.keras.feature_layouts import resolve_features, resolve_tables
 from slipstream_tf.keras.row_gradients import add_anchors, training_lookup
 from slipstream_tf.keras.row_snapshots import ExportedRows, add_rows_weight, refuse_legacy_file
-from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, pack
+from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, given_specs, pack
 from slipstream_tf.sampling.look_ahead import prefetch_rows
 from slipstream_tf.tables.rates import require_rate
 from slipstream_tf.tables.rows import TableRows
@@ -57,6 +57,9 @@ class EmbeddingCollection(keras.layers.Layer):
     dimension. A feature without a combiner returns the row of each key: [batch, width, dim], with
     zeros and a Keras mask at the padding, or a RaggedTensor [batch, None, dim].
 
+    A dictionary may contain only some of the features. The outputs then have exactly these
+    features, so that multiple towers of a model can share one layer.
+
     Example:
 
     >>> layer = slip.keras.EmbeddingCollection(
@@ -67,6 +70,8 @@ class EmbeddingCollection(keras.layers.Layer):
     >>> outputs = layer({"user": np.array([17, 18]), "item": np.array([[5, 6], [9, -1]])})
     >>> outputs["item"].shape
     TensorShape([2, 8])
+    >>> list(layer({"user": np.array([17, 18])}))  # A tower that uses only this feature.
+    ['user']
 
     **Training.** With `training=True`, new keys get a row, every access is counted, and the
     backward pass of the surrounding `tf.GradientTape` updates the rows. There is one update per
@@ -309,7 +314,13 @@ class EmbeddingCollection(keras.layers.Layer):
         return super().__call__(self._as_inputs(inputs), *args, **kwargs)
 
     def _as_inputs(self, inputs: Any) -> Any:
-        return layouts.as_inputs(inputs, self.specs, f"layer {self.name!r}")
+        return layouts.as_inputs(inputs, self._specs_of(inputs), f"layer {self.name!r}")
+
+    def _specs_of(self, inputs: Any) -> tuple[FeatureSpec, ...]:
+        """Returns the specs of the features in the inputs or input shapes of a call."""
+        if self.stacked or not isinstance(inputs, Mapping):
+            return self.specs
+        return given_specs(inputs, self.specs, f"layer {self.name!r}")
 
     def call(
         self,
@@ -322,10 +333,11 @@ class EmbeddingCollection(keras.layers.Layer):
 
         Args:
             inputs: A dictionary from feature name to keys: [batch], [batch, width], or a
-                RaggedTensor or SparseTensor [batch, None]. Entries that are not features are
-                ignored. Alternatively, one matrix [batch, features] with a column per feature, in
-                order. Keys are int64, other integers (uint64 keeps its bits) or texts, which are
-                hashed in the same way as by the readers.
+                RaggedTensor or SparseTensor [batch, None]. It may contain only some features, for
+                example those of one tower. With `stacked=True`, all features are required. Entries
+                that are not features are ignored. Alternatively, one matrix [batch, features] with
+                a column per feature, in order. Keys are int64, other integers (uint64 keeps its
+                bits) or texts, which are hashed in the same way as by the readers.
             weights: A dictionary from feature name to a float32 weight per key, in the layout of
                 the keys. The combiner "mean" then divides by the sum of the weights, and "sqrtn" by
                 the square root of the sum of their squares. Features that are missing are
@@ -342,22 +354,23 @@ class EmbeddingCollection(keras.layers.Layer):
             dim]; see the class.
 
         Raises:
-            ValueError: A feature is missing, keys have the wrong dtype or rank, or `next_inputs` is
-                given without `prefetch=True`.
+            ValueError: There is no feature, the name of a missing feature is misspelled, keys have
+                the wrong dtype or rank, or `next_inputs` is given without `prefetch=True`.
             tf.errors.InvalidArgumentError: The keys differ from the `next_inputs` of the previous
                 call.
         """
         if next_inputs is not None and not self.prefetch:
             place = f"layer {self.name!r} with next_inputs"
             raise invalid("prefetch", False, place, "True. Pass prefetch=True to the layer")
-        packed = pack(inputs, self.specs, weights)
+        specs = self._specs_of(inputs)
+        packed = pack(inputs, specs, weights)
         stacked = self._gives_tensor(inputs)
         if training and self.trainable:
             rows = self._trained_lookup(packed, stacked)
             if next_inputs is not None and self._prefetches:
                 # The rows of this batch have priority over the prefetched keys.
                 with tf.control_dependencies(rows):
-                    self.store.prefetch_keys(pack(next_inputs, self.specs))
+                    self.store.prefetch_keys(pack(next_inputs, self._specs_of(next_inputs)))
         else:
             if self.trainable:
                 require_training_argument(self, training)
@@ -366,10 +379,10 @@ class EmbeddingCollection(keras.layers.Layer):
         outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
         if stacked:
             return outputs[0]
-        for index, spec in enumerate(self.specs):
+        for index, spec in enumerate(specs):
             if spec.combiner is None:
                 outputs[index] = layouts.sequences(outputs[index], packed, index)
-        return {spec.name: tensor for spec, tensor in zip(self.specs, outputs, strict=True)}
+        return {spec.name: tensor for spec, tensor in zip(specs, outputs, strict=True)}
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Returns a mask per feature name, None for pooled features.
@@ -378,7 +391,8 @@ class EmbeddingCollection(keras.layers.Layer):
         """
         if not isinstance(inputs, Mapping) or self.stacked:
             return None
-        return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in self.specs}
+        specs = self._specs_of(inputs)
+        return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in specs}
 
     def _trained_lookup(self, packed: Any, stacked: bool) -> list[tf.Tensor]:
         optimizer = self._known_optimizer()
@@ -431,18 +445,19 @@ class EmbeddingCollection(keras.layers.Layer):
         if self.stacked or not is_mapping:
             first = input_shape[self.specs[0].name] if is_mapping else input_shape
             return (first[0], len(self.specs), self._dims[self.specs[0].table])
-        shape_of = layouts.output_shape
-        return {s.name: shape_of(s, input_shape[s.name], self._dims[s.table]) for s in self.specs}
+        specs, shape_of = self._specs_of(input_shape), layouts.output_shape
+        return {s.name: shape_of(s, input_shape[s.name], self._dims[s.table]) for s in specs}
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the outputs as `keras.KerasTensor`s, without a lookup."""
-        layouts.require_layout(inputs, self.specs, f"layer {self.name!r}")
+        specs = self._specs_of(inputs)
+        layouts.require_layout(inputs, specs, f"layer {self.name!r}")
         dtype, spec_of = self.compute_dtype, layouts.output_spec
         if self._gives_tensor(inputs):
             is_mapping = isinstance(inputs, Mapping)
             shape = {n: t.shape for n, t in inputs.items()} if is_mapping else inputs.shape
             return keras.KerasTensor(self.compute_output_shape(shape), dtype=dtype)
-        dims = [(spec, self._dims[spec.table]) for spec in self.specs]
+        dims = [(spec, self._dims[spec.table]) for spec in specs]
         return {spec.name: spec_of(spec, inputs[spec.name], dim, dtype) for spec, dim in dims}
 
     def count_params(self) -> int:

@@ -13,6 +13,7 @@ from slipstream_tf.data.spec import NOTES
 from slipstream_tf.distributed.batches import NEXT_KEYS
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.ops.features import of_specs
 
 # The defaults of PyTorch, with which the published models were trained. With the Keras momentum of
 # 0.99 the averages lag by more than an epoch of a small data set, and the Keras epsilon of 1e-3
@@ -347,6 +348,8 @@ class ClickModel(LossFeedback, keras.Model):
         Raises:
             ValueError: The inputs have no next keys in training with prefetch.
         """
+        if isinstance(keys, Mapping):
+            keys = of_specs(keys, self.embeddings.specs, f"model {self.name!r}")
         next_keys = None
         if training and self.embeddings.prefetch:
             if NEXT_KEYS not in inputs:

@@ -208,12 +208,50 @@ def of_specs(inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str
     """
     missing = [spec.name for spec in specs if spec.name not in inputs]
     if missing:
-        given = sorted(map(str, inputs))
-        near = {name: difflib.get_close_matches(name, given, 1) for name in missing}
-        hints = [f"{n!r}" + (f" (not {m[0]!r}?)" if m else "") for n, m in near.items()]
-        allowed = "all features of the layer by name. Add the missing features: " + ", ".join(hints)
-        raise invalid("inputs", given, place, allowed)
+        raise _missing(missing, inputs, place)
     return {spec.name: inputs[spec.name] for spec in specs}
+
+
+# Minimum similarity of two names of which one is probably misspelled: one wrong character in seven.
+_SIMILARITY = 0.85
+
+
+def given_specs(
+    inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str
+) -> tuple[FeatureSpec, ...]:
+    """Returns the specs of the features that a dictionary contains, in order.
+
+    Args:
+        inputs: A dictionary. Entries that are not features are ignored.
+        specs: The features.
+        place: Name for error messages.
+
+    Raises:
+        ValueError: There is no feature, or an entry that is not a feature has nearly the name of a
+            feature that is missing.
+    """
+    given = tuple(spec for spec in specs if spec.name in inputs)
+    if len(given) == len(specs):
+        return given
+    missing = [spec.name for spec in specs if spec.name not in inputs]
+    others = set(map(str, inputs)) - {spec.name for spec in given}
+    misspelled = [name for name in missing if any(_are_similar(name, other) for other in others)]
+    if misspelled or not given:
+        raise _missing(misspelled or missing, inputs, place)
+    return given
+
+
+def _are_similar(name: str, other: str) -> bool:
+    matcher = difflib.SequenceMatcher(None, name.casefold(), other.casefold())
+    return matcher.ratio() >= _SIMILARITY
+
+
+def _missing(missing: Sequence[str], inputs: Mapping[str, Any], place: str) -> ValueError:
+    given = sorted(map(str, inputs))
+    near = {name: difflib.get_close_matches(name, given, 1) for name in missing}
+    hints = [f"{n!r}" + (f" (not {m[0]!r}?)" if m else "") for n, m in near.items()]
+    allowed = "the features of the layer by name. Add the missing features: " + ", ".join(hints)
+    return invalid("inputs", given, place, allowed)
 
 
 def pack(

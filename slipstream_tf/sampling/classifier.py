@@ -14,7 +14,7 @@ import tensorflow as tf
 from slipstream_tf._utils.errors import invalid, require_integer, require_number
 from slipstream_tf.data.spec import OFFSET, SKIPPABLE
 from slipstream_tf.ops.classifier import InputClassifier
-from slipstream_tf.ops.features import FeatureSpec, num_rows, of_specs
+from slipstream_tf.ops.features import FeatureSpec, given_specs, num_rows, of_specs
 from slipstream_tf.sampling.batches import chosen_rows, static_batch_size
 from slipstream_tf.sampling.notes import add_notes, without_wrapping
 
@@ -186,11 +186,16 @@ def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     return dataset.scan(tf.constant(0), weigh)
 
 
-def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
+def default_keys(specs: Sequence[FeatureSpec], *element: Any, requires_all: bool = True) -> Any:
     """Returns the keys of an element if the user passes no `get_keys`.
 
     The features are the first component of `element`. Their entry `"keys"` is returned if no spec
     has this name, otherwise the entries named in `specs`; a single tensor is returned as the keys.
+
+    Args:
+        specs: The features.
+        *element: Components of an element of a dataset.
+        requires_all: Whether a dictionary must contain all features, and not only some.
 
     Raises:
         ValueError: If the features are a tuple or list, or a feature is missing.
@@ -207,6 +212,8 @@ def default_keys(specs: Sequence[FeatureSpec], *element: Any) -> Any:
     if "keys" in features and "keys" not in [spec.name for spec in specs]:
         return features["keys"]
     place = "the features of a dataset without get_keys="
+    if not requires_all:
+        specs = given_specs(features, specs, place)
     return of_specs(features, specs, place)
 
 

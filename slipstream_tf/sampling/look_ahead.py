@@ -5,14 +5,14 @@ window ends, because its classification depends on the new threshold.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import require_integer
 from slipstream_tf.ops import _loader
-from slipstream_tf.ops.features import FeatureSpec, pack
+from slipstream_tf.ops.features import FeatureSpec, given_specs, pack
 from slipstream_tf.sampling.classifier import default_keys, without_autograph
 from slipstream_tf.sampling.notes import without_wrapping
 from slipstream_tf.tables.base import EmbeddingStore
@@ -114,7 +114,7 @@ def prefetch_rows(
     Args:
         dataset: Dataset of batches.
         store: Store of the rows. If its tables do not spill to disk, `dataset` is returned.
-        specs: Features with the keys of the rows.
+        specs: Features with the keys of the rows. A batch may contain only some of them.
         get_keys: Function that returns the keys of a batch, as in `Slipstream.apply`. None reads
             them from the features.
 
@@ -123,12 +123,14 @@ def prefetch_rows(
     """
     if not store.spills:
         return dataset
-    keys_of = get_keys or functools.partial(default_keys, specs)
+    keys_of = get_keys or functools.partial(default_keys, specs, requires_all=False)
     is_tuple = isinstance(dataset.element_spec, tuple)
 
     def request_rows(*components: Any) -> Any:
         keys = keys_of(without_wrapping(components[0]), *components[1:])
-        store.prefetch_rows(pack(keys, specs))
+        is_mapping = isinstance(keys, Mapping)
+        given = given_specs(keys, specs, "the keys of a batch") if is_mapping else specs
+        store.prefetch_rows(pack(keys, given))
         return components if is_tuple else components[0]
 
     return dataset.map(without_autograph(request_rows, get_keys))

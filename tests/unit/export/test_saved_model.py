@@ -230,6 +230,23 @@ def test_custom_models_are_exported(tmp_path):
     np.testing.assert_allclose(loaded.serve(batch), own(batch), atol=1e-6)
 
 
+@pytest.mark.parametrize("by_keras", [False, True])
+def test_tower_needs_only_its_features(by_keras, tmp_path):
+    layer = trained_layer()
+    tower = keras.Model(user := {"a": keras.Input((), dtype="int64", name="a")}, layer(user)["a"])
+    keys = tf.range(60, dtype=tf.int64)
+    if by_keras:
+        tower.export(tmp_path / "1", verbose=False)
+        loaded = tf.saved_model.load(str(tmp_path / "1"))
+    else:
+        loaded = served(tower, tmp_path, keys={"b": []})
+        assert loaded.tables[1].keys.numpy().size == 0
+    signature = loaded.signatures["serving_default"]
+    assert list(signature.structured_input_signature[1]) == ["a"]
+    (outputs,) = signature(a=keys).values()
+    np.testing.assert_array_equal(outputs, tower({"a": keys}))
+
+
 def test_layers_with_equal_table_names_are_exported(tmp_path):
     first, second = trained_layer(name="first"), trained_layer(seen=9, name="second")
     keys = keras.Input((2,), dtype="int64")

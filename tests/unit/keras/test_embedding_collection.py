@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import slipstream_tf as slip
 from slipstream_tf import Retention, Table, initializers, optimizers
 from slipstream_tf.keras import EmbeddingCollection, FeatureSpec
 
@@ -131,14 +133,112 @@ def test_nan_gradient_raises_and_updates_nothing():
     np.testing.assert_array_equal(rows_of(layer, "a", [1, 2]), before)
 
 
+TOWERS = {"query": "a", "item": "a", "history": "b"}
+
+
+def make_towers(**kwargs):
+    specs = [FeatureSpec(name, table) for name, table in TOWERS.items()]
+    specs[2] = FeatureSpec("history", "b", combiner=None)
+    return make_layer(features=specs, **kwargs)
+
+
+@pytest.mark.parametrize("names", [["query"], ["item", "history"], ["history", "query"]])
+def test_some_features_return_these_features(names):
+    layer = make_towers()
+    keys = {"query": [5, 6], "item": [[7, 8], [9, -1]], "history": [[1, 2, -1], [3, -1, -1]]}
+    inputs = {name: np.array(keys[name]) for name in names}
+    inputs["price"] = np.ones(2)  # Not a feature.
+    every = layer({name: np.array(value) for name, value in keys.items()})
+    outputs = layer(inputs)
+    assert list(outputs) == [name for name in TOWERS if name in names]
+    for name, rows in outputs.items():
+        np.testing.assert_array_equal(rows, every[name])
+    # Keras infers the same structure from shapes.
+    shapes = {name: (2, *np.shape(keys[name])[1:]) for name in names}
+    expected = {name: tuple(rows.shape) for name, rows in outputs.items()}
+    assert layer.compute_output_shape(shapes) == expected
+    symbolic = {name: keras.Input(shape[1:], dtype="int64") for name, shape in shapes.items()}
+    found = layer({**symbolic, "price": keras.Input(())})
+    assert {name: part.shape[1:] for name, part in found.items()} == {
+        name: shape[1:] for name, shape in expected.items()
+    }
+    masks = layer.compute_mask({name: tf.constant(keys[name]) for name in names})
+    assert set(masks) == set(names)
+    if "history" in names:
+        np.testing.assert_array_equal(masks["history"], np.array(keys["history"]) != -1)
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+def test_towers_train_the_same_rows_as_one_call(apply):
+    def trained(calls):
+        layer = make_towers(apply=apply)
+        optimizer = slip.keras.CombinedOptimizer(keras.optimizers.SGD(0.5))
+        with tf.GradientTape() as tape:
+            outputs = {}
+            for names in calls:
+                outputs |= layer({name: keys[name] for name in names}, training=True)
+            loss = tf.reduce_sum(outputs["query"] * outputs["item"])
+            loss += tf.reduce_sum(outputs["history"])
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        if apply == "step":
+            optimizer.apply(gradients, layer.trainable_variables)
+        assert layer.store.size("a") == 4
+        return [rows_of(layer, table, np.arange(10)) for table in "ab"]
+
+    keys = {"query": np.array([5, 6]), "item": np.array([[7, 5], [9, 9]])}
+    keys["history"] = np.array([[1, 2], [1, -1]])
+    one = trained([["query", "item", "history"]])
+    two = trained([["query"], ["item", "history"]])
+    assert np.abs(one[1] - rows_of(make_towers(), "b", np.arange(10))).max() == 1.0
+    for expected, found in zip(one, two, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_sharded_tower_prefetches_its_features(run_as_ranks):
+    """Results are bitwise identical to training without prefetching."""
+
+    def program(comm, prefetch):
+        layer = make_towers(comm=comm, placement="sharded", prefetch=prefetch)
+        batches = [np.array([1, 2]), np.array([2, 3]) + comm.rank, None]
+        for keys, later in itertools.pairwise(batches):
+            ahead = {"query": later} if prefetch and later is not None else None
+            with tf.GradientTape() as tape:
+                rows = layer({"query": keys}, training=True, next_inputs=ahead)["query"]
+                loss = tf.reduce_sum(rows)
+            tape.gradient(loss, layer.trainable_variables)
+        return layer({"item": np.arange(8)}, training=False)["item"].numpy()
+
+    plain = run_as_ranks(2, lambda comm: program(comm, False))
+    ahead = run_as_ranks(2, lambda comm: program(comm, True))
+    np.testing.assert_array_equal(ahead, plain)
+    assert np.abs(plain[0] - rows_of(make_towers(), "a", np.arange(8))).max() > 0
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"a": np.array([1])}, "missing features: 'b'"),
-        (
-            {"a": np.array([1]), "bb": np.array([1])},
-            r"missing features: 'b' \(not 'bb'\?\)",
-        ),
+        ({}, "missing features: 'query', 'item', 'history'"),
+        ({"user": [1]}, r"missing features: 'query' \(not 'user'\?\), 'item', 'history'"),
+        ({"query": [1], "itm": [1]}, r"missing features: 'item' \(not 'itm'\?\)\."),
+        ({"query": [1], "Items": [1]}, r"missing features: 'item' \(not 'Items'\?\)\."),
+    ],
+)
+def test_misspelled_features_raise(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        make_towers()({name: np.array(keys) for name, keys in inputs.items()})
+
+
+def test_stacked_outputs_and_click_models_require_all_features():
+    keys = {"a": np.array([1])}
+    with pytest.raises(ValueError, match=r"for layer .*missing features: 'b'"):
+        make_layer(stacked=True)(keys)
+    with pytest.raises(ValueError, match=r"for model .*missing features: 'b'"):
+        slip.models.DCNv2(make_layer(), 0, deep=[4])({"keys": keys})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
         ({"a": np.array([1.0]), "b": np.array([1])}, "'float64' for feature 'a'"),
         (np.zeros((2, 2), np.float32), "Invalid `keys`: 'float32'"),
         (np.zeros((2, 3), np.int64), r"\[batch, 2\]"),
@@ -222,7 +322,7 @@ def test_symbolic_shapes_and_dtype():
     [
         (lambda: keras.Input((2,)), "Invalid `dtype`: 'float32'"),
         (lambda: keras.Input((3,), dtype="int64"), r"\[batch, 2\]"),
-        (lambda: {"a": keras.Input((), dtype="int64")}, "missing features: 'b'"),
+        (lambda: {"c": keras.Input((), dtype="int64")}, "missing features: 'a', 'b'"),
     ],
 )
 def test_invalid_symbolic_inputs_raise(make_inputs, message):
