@@ -20,12 +20,6 @@ _ALLOWED = (
     "like the inputs of the model"
 )
 
-# Name suffixes of a composite input's component tensors, in TensorFlow's order.
-_SUFFIXES: Mapping[type, tuple[str, ...]] = {
-    tf.RaggedTensorSpec: ("", "_row_splits"),
-    tf.SparseTensorSpec: ("_indices", "", "_dense_shape"),
-}
-
 
 def saved_model(
     model: Any,
@@ -48,7 +42,8 @@ def saved_model(
 
     - Names of nested inputs are joined by `"_"`, for example `"keys_user"`.
     - A ragged input or output is passed as two tensors: `"NAME"` (flat values) and
-      `"NAME_row_splits"`.
+      `"NAME_row_splits"`. The splits of further ragged dimensions are `"NAME_row_splits_1"`, and so
+      on.
     - A sparse input is passed as three tensors: `"NAME"` (values), `"NAME_indices"` and
       `"NAME_dense_shape"`.
     - The output of a model that returns one tensor is named `"outputs"`.
@@ -219,9 +214,11 @@ def _spec(leaf: Any) -> tf.TypeSpec:
     if isinstance(leaf, tf.SparseTensor) or getattr(leaf, "sparse", False):
         return tf.SparseTensorSpec([None] * len(leaf.shape), tf.as_dtype(leaf.dtype))
     if isinstance(leaf, tf.RaggedTensor):
-        return tf.RaggedTensorSpec(
-            [None, None], leaf.dtype, ragged_rank=1, row_splits_dtype=leaf.row_splits.dtype
-        )
+        shape = [None] * (leaf.ragged_rank + 1) + leaf.flat_values.shape[1:]
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
+    if getattr(leaf, "ragged", False):  # A symbolic input. Older releases of Keras have no rank.
+        rank = getattr(leaf, "ragged_rank", None) or 1
+        return tf.RaggedTensorSpec(leaf.shape, tf.as_dtype(leaf.dtype), rank)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or not len(leaf.shape):
         raise invalid("signature", leaf, "an exported model", _ALLOWED)
     return tf.TensorSpec([None, *leaf.shape[1:]], tf.as_dtype(leaf.dtype))
@@ -251,6 +248,18 @@ def leaves(structure: Any, prefix: str, path: tuple[str, ...] = ()) -> Iterator[
         yield name if is_name else "_".join(filter(None, (prefix, name))), structure
 
 
+def _suffixes(spec: tf.TypeSpec) -> tuple[str, ...]:
+    """Returns the name suffixes of the component tensors of an input, in TensorFlow's order."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return ("", *_split_suffixes(spec.ragged_rank))
+    return ("_indices", "", "_dense_shape") if isinstance(spec, tf.SparseTensorSpec) else ("",)
+
+
+def _split_suffixes(ragged_rank: int) -> list[str]:
+    """Returns the name suffixes of the row splits of a ragged tensor, from the outermost."""
+    return ["_row_splits" + (f"_{level}" if level else "") for level in range(ragged_rank)]
+
+
 def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
     """Returns the specs of the signature `"serving_default"`, by input name.
 
@@ -265,7 +274,7 @@ def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
     flat: dict[str, tf.TensorSpec] = {}
     for name, spec in leaves(specs, "inputs"):
         tensors = tf.nest.flatten(spec, expand_composites=True)
-        for suffix, tensor in zip(_SUFFIXES.get(type(spec), ("",)), tensors, strict=True):
+        for suffix, tensor in zip(_suffixes(spec), tensors, strict=True):
             part = f"{name}{suffix}"
             if part in flat:
                 allowed = (
@@ -289,7 +298,9 @@ def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
     def next_of(spec: Any) -> Any:
         # `expand_composites` would not validate the row splits, which clients provide.
         if isinstance(spec, tf.RaggedTensorSpec):
-            return tf.RaggedTensor.from_row_splits(next(tensors), next(tensors))
+            flat_values = next(tensors)
+            splits = [next(tensors) for _ in range(spec.ragged_rank)]
+            return tf.RaggedTensor.from_nested_row_splits(flat_values, splits)
         if isinstance(spec, tf.SparseTensorSpec):
             return tf.SparseTensor(next(tensors), next(tensors), next(tensors))
         return next(tensors)
@@ -300,12 +311,15 @@ def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
     """Returns the model's outputs by name.
 
-    A ragged output has two entries: `"NAME"` (flat values) and `"NAME_row_splits"`.
+    A ragged output has the entries `"NAME"` (flat values) and `"NAME_row_splits"`, and further
+    row splits as in `saved_model`.
     """
     flat = {}
     for name, output in leaves(outputs, "outputs"):
         if isinstance(output, tf.RaggedTensor):
-            flat[f"{name}_row_splits"] = output.row_splits
+            suffixes = _split_suffixes(output.ragged_rank)
+            for suffix, splits in zip(suffixes, output.nested_row_splits, strict=True):
+                flat[f"{name}{suffix}"] = splits
             output = output.flat_values
         flat[name] = output
     return flat

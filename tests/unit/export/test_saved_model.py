@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slipstream_tf import FeatureSpec, Table, export, initializers, optimizers
 from slipstream_tf.export.serving import ServedTable, initial_rows
-from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf.keras import Embedding, EmbeddingCollection
 from slipstream_tf.models import DLRM, DCNv2
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -228,6 +228,88 @@ def test_custom_models_are_exported(tmp_path):
     own = Own()
     loaded = served(own, tmp_path / "own", signature=batch)
     np.testing.assert_allclose(loaded.serve(batch), own(batch), atol=1e-6)
+
+
+BAGS = {
+    "dense": tf.constant([1, 60, 3], tf.int64),
+    "ragged": tf.ragged.constant([[1], [2, 70], []], dtype=tf.int64),
+    "sparse": tf.sparse.from_dense(tf.constant([[1, 0], [2, 3], [0, 0]], tf.int64)),
+    "text": tf.ragged.constant([["x"], [], ["y", "z"]]),
+    "rows": tf.ragged.constant([[4, 5], [], [6]], dtype=tf.int64),
+}
+BAG_SPECS = {
+    "dense": tf.TensorSpec([None], tf.int64),
+    "ragged": tf.RaggedTensorSpec([None, None], tf.int64),
+    "sparse": tf.SparseTensorSpec([None, None], tf.int64),
+    "text": tf.RaggedTensorSpec([None, None], tf.string),
+    "rows": tf.RaggedTensorSpec([None, None], tf.int64),
+}
+
+
+def symbolic(name):
+    form, shape = BAGS[name], () if name == "dense" else (None,)
+    options = {"ragged": isinstance(form, tf.RaggedTensor), "sparse": name == "sparse"}
+    return keras.Input(shape, dtype=form.dtype.name, name=name, **options)
+
+
+def flat_tensors(inputs):
+    """Returns the inputs of the signature, by name."""
+    flat = {}
+    for name, value in inputs.items():
+        if isinstance(value, tf.SparseTensor):
+            flat |= {f"{name}_indices": value.indices, f"{name}_dense_shape": value.dense_shape}
+            value = value.values
+        elif isinstance(value, tf.RaggedTensor):
+            splits = value.nested_row_splits
+            flat |= {f"{name}_row_splits" + f"_{i}" * (i > 0): s for i, s in enumerate(splits)}
+            value = value.flat_values
+        flat[name] = value
+    return flat
+
+
+@pytest.mark.parametrize(
+    ("kind", "signature"),
+    [("functional", None), ("subclass", BAG_SPECS), ("subclass", BAGS)],
+    ids=["functional", "specs", "example"],
+)
+def test_dictionaries_of_ragged_and_sparse_keys_are_exported(kind, signature, tmp_path):
+    specs = [FeatureSpec(name, "a", None if name == "rows" else "mean") for name in BAGS]
+    layer = EmbeddingCollection([Table("a", 4, initializer=initializers.Zeros())], RULE, specs)
+    train(layer.store, "a", np.arange(50))
+    if kind == "functional":
+        inputs = {name: symbolic(name) for name in BAGS}
+        model = keras.Model(inputs, layer(inputs))
+    else:
+
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.inner = layer
+
+            def call(self, inputs):
+                return self.inner(inputs)
+
+        model = Own()
+    loaded = served(model, tmp_path, signature=signature)
+    expected = layer(BAGS)
+    keys = layer.store.gather("a", BAGS["rows"].flat_values)[0]
+    np.testing.assert_array_equal(expected["rows"].flat_values, keys)
+    found = loaded.serve(BAGS)
+    assert set(found) == set(BAGS)
+    assert_same(flat_tensors(expected), flat_tensors(found))
+    outputs = loaded.signatures["serving_default"](**flat_tensors(BAGS))
+    assert_same(flat_tensors(expected), outputs)
+
+
+def test_nested_ragged_keys_are_exported(tmp_path):
+    layer = Embedding(None, 4, name="a")
+    keys = tf.ragged.constant([[[1], [2, 3]], [], [[4]]], dtype=tf.int64)
+    layer(keys, training=True)
+    loaded = served(layer, tmp_path, signature=keys)
+    outputs = loaded.signatures["serving_default"](**flat_tensors({"inputs": keys}))
+    assert_same(flat_tensors({"outputs": layer(keys)}), outputs)
+    longer = tf.ragged.constant([[], [[5, 6], [], [7]]], dtype=tf.int64)
+    assert_same(layer(longer).flat_values, loaded.serve(longer).flat_values)
 
 
 @pytest.mark.parametrize("by_keras", [False, True])
