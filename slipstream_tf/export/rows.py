@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -406,6 +407,10 @@ def require_new(path: str | os.PathLike[str], what: str, argument: str = "path")
     return target
 
 
+_being_written: set[Path] = set()
+_set_lock = threading.Lock()
+
+
 def write_whole(target: Path, write: Callable[[Path], None]) -> None:
     """Writes a folder under a temporary name, then renames it.
 
@@ -413,7 +418,23 @@ def write_whole(target: Path, write: Callable[[Path], None]) -> None:
         target: Path of the folder. An existing folder is replaced. The path does not exist for a
             moment between the two renames.
         write: Writes the folder at the given path, which does not exist yet.
+
+    Raises:
+        ValueError: If another thread is writing the folder.
     """
+    path = target.absolute()
+    with _set_lock:
+        if path in _being_written:
+            allowed = "a folder that no other thread is writing"
+            raise invalid("path", str(target), "an export", allowed)
+        _being_written.add(path)
+    try:
+        _write_and_rename(target, write)
+    finally:
+        _being_written.discard(path)
+
+
+def _write_and_rename(target: Path, write: Callable[[Path], None]) -> None:
     staging, former = (target.with_name(f".{target.name}.{part}") for part in ("new", "old"))
     for left in (staging, former):
         if left.exists():

@@ -132,6 +132,19 @@ def test_exports_of_one_model_at_once_are_complete(writers, tmp_path):
     assert_evaluates_current_rows(model)
 
 
+def test_second_export_to_one_folder_raises(tmp_path):
+    model, _, gate = make_model()
+    is_tracing, continues = threading.Event(), threading.Event()
+    gate.pause = lambda: (is_tracing.set(), continues.wait(60))
+    join = start(slip.export.saved_model, model, str(tmp_path / "1"))
+    assert is_tracing.wait(60)
+    with pytest.raises(ValueError, match=r"Invalid `path`: .*no other thread is writing"):
+        slip.export.saved_model(model, tmp_path / "1")
+    continues.set()
+    join()
+    np.testing.assert_allclose(served(str(tmp_path / "1")), predictions(model), rtol=1e-5)
+
+
 def test_function_of_the_model_does_not_keep_exported_rows(tmp_path):
     _, layer, _ = make_model()
 
