@@ -162,11 +162,32 @@ def _pack_matrix(inputs: Any, specs: Sequence[FeatureSpec]) -> PackedFeatures:
 
 
 def _flat_weights(value: Any, keys_value: Any, place: str) -> tf.Tensor:
+    """Returns the weights of a feature, float32 in the order of the keys.
+
+    Raises:
+        ValueError: The weights have another layout than the keys.
+        tf.errors.InvalidArgumentError: The rows of ragged weights, or the indices of sparse
+            weights, differ from the rows or indices of the keys.
+    """
     kind = layout_of(keys_value)
     if layout_of(value) is not kind:
         allowed = "a dense tensor" if kind is tf.Tensor else f"a {kind.__name__}"
         raise invalid("weights", type(value).__name__, place, f"{allowed}, like the keys")
-    return tf.cast(tf.convert_to_tensor(flat_values(value)), tf.float32)
+    weights = tf.cast(tf.convert_to_tensor(flat_values(value)), tf.float32)
+    checks = []
+    for part in {tf.RaggedTensor: ["row_splits"], tf.SparseTensor: ["indices"]}.get(kind, []):
+        given, expected = getattr(value, part), getattr(keys_value, part)
+        if given is not expected:  # The same object after `keys.with_values(weights)`.
+            is_equal = tf.raw_ops.Equal(
+                x=tf.cast(given, tf.int64),
+                y=tf.cast(expected, tf.int64),
+                incompatible_shape_error=False,
+            )
+            allowed = f"the {part} of the keys. Create the weights by keys.with_values(...)"
+            message = str(invalid("weights", f"different {part}", place, allowed))
+            checks.append(tf.debugging.assert_equal(tf.reduce_all(is_equal), True, message))
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(weights) if checks else weights
 
 
 def flat_values(value: Any) -> Any:
@@ -274,6 +295,7 @@ def pack(
     Raises:
         ValueError: A feature is missing, keys have an unsupported dtype or rank, or weights do not
             belong to a feature or do not have the layout of the keys.
+        tf.errors.InvalidArgumentError: Ragged or sparse weights are in other rows than the keys.
     """
     weights = dict(weights or {})
     if not isinstance(inputs, Mapping):

@@ -271,16 +271,79 @@ def test_lists_are_accepted_as_keys(value):
     )
 
 
-def test_weights_of_wrong_length_error_names_feature():
+def test_weights_of_other_kind_error_names_feature():
     layer = make_layer()
-    inputs = {"seen": FORMS["ragged"][0], "item": np.arange(5)}
+    inputs = {"seen": FORMS["sparse"][0], "item": np.arange(5)}
     weights = {"seen": tf.ragged.constant([[1.0]] * 5)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="weights of feature 'seen'"):
-        layer(inputs, weights)
     with pytest.raises(ValueError, match=r"'seen'.*a SparseTensor, like the keys"):
-        layer({**inputs, "seen": FORMS["sparse"][0]}, weights)
+        layer(inputs, weights)
     with pytest.raises(ValueError, match=r"Invalid `weights`: \['sen'\]"):
         layer(inputs, {"sen": weights["seen"]})
+
+
+RAGGED = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
+SPARSE = tf.SparseTensor([[0, 0], [0, 1], [1, 0]], RAGGED.flat_values, [2, 2])
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize(
+    ("keys", "weights", "message"),
+    [
+        (
+            RAGGED,
+            tf.ragged.constant([[1.0], [2.0, 4.0]]),
+            r"different row_splits\W+for feature \W+seen",
+        ),
+        (
+            RAGGED,
+            tf.ragged.constant([[1.0], [2.0], [4.0]]),
+            r"different row_splits\W+for feature \W+seen",
+        ),
+        (RAGGED, tf.ragged.constant([[1.0, 2.0]]), r"different row_splits\W+for feature \W+seen"),
+        (
+            SPARSE,
+            tf.SparseTensor([[0, 0], [1, 0], [1, 1]], [1.0, 2.0, 4.0], [2, 2]),
+            r"different indices\W+for feature \W+seen",
+        ),
+        (
+            SPARSE,
+            tf.SparseTensor([[0, 0]], [1.0], [2, 2]),
+            r"different indices\W+for feature \W+seen",
+        ),
+        (tf.constant([[1, 2, 3], [4, 5, 6]]), tf.ones([3, 2]), "weights of feature 'seen'"),
+    ],
+)
+def test_weights_in_other_rows_than_keys_raise(keys, weights, message, in_graph):
+    layer = make_layer("sum")
+
+    def call(keys, weights):
+        return layer({"seen": keys, "item": tf.constant([1, 2])}, {"seen": weights})["seen"]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        (tf.function(call) if in_graph else call)(keys, weights)
+
+
+@pytest.mark.parametrize("keys", [RAGGED, SPARSE])
+def test_weights_in_rows_of_keys_are_accepted(keys):
+    """Weights made from the keys need no comparison."""
+    layer, values = make_layer("sum"), tf.constant([1.0, 2.0, 4.0])
+    layout = {"row_splits": keys.row_splits} if keys is RAGGED else {"indices": keys.indices}
+
+    def call(keys, **other):
+        weights = keys.with_values(values)
+        if "row_splits" in other:
+            weights = tf.RaggedTensor.from_row_splits(values, other["row_splits"])
+        elif other:
+            weights = tf.SparseTensor(other["indices"], values, keys.dense_shape)
+        return layer({"seen": keys, "item": tf.constant([1, 2])}, {"seen": weights})["seen"]
+
+    one, two, three = rows_of(layer, [1, 2, 3])
+    for call_in_mode in (call, tf.function(call)):
+        for other in ({}, layout):
+            outputs = call_in_mode(keys, **other)
+            np.testing.assert_allclose(outputs, [one + 2 * two, 4 * three], rtol=1e-5)
+    graph = tf.function(call).get_concrete_function(tf.type_spec_from_value(keys)).graph
+    assert b"Invalid `weights`" not in graph.as_graph_def().SerializeToString()
 
 
 def test_sparse_keys_accept_weights():
