@@ -14,7 +14,13 @@ from slipstream_tf._utils.memory import require_room
 from slipstream_tf.config import Table
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
-from slipstream_tf.ops.features import FeatureSpec, as_keys, ragged
+from slipstream_tf.ops.features import (
+    FeatureSpec,
+    as_keys,
+    flat_values,
+    ragged,
+    with_flat_values,
+)
 
 # Arguments of keras.layers.Embedding that must be None -> the reason and the alternative.
 _NOT_WEIGHTS = "None, because rows are not Keras weights. "
@@ -176,13 +182,12 @@ class Embedding(EmbeddingCollection):
         """
         if isinstance(inputs, tf.SparseTensor):
             inputs = ragged(inputs, f"layer {self.name!r}")
-        is_ragged = isinstance(inputs, tf.RaggedTensor)
-        flat = tf.reshape(inputs.flat_values if is_ragged else inputs, [-1])
+        keys = flat_values(inputs)  # Of any shape, because the inner sizes may be uniform.
         (spec,) = self.specs
-        rows = super().call({spec.name: self._checked(flat)}, training=training)[spec.name]
-        if is_ragged:
-            return inputs.with_flat_values(rows)
-        return tf.reshape(rows, tf.concat([tf.shape(inputs), [self.output_dim]], 0))
+        flat = self._checked(tf.reshape(keys, [-1]))
+        rows = super().call({spec.name: flat}, training=training)[spec.name]
+        rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self.output_dim]], 0))
+        return with_flat_values(inputs, rows)
 
     def _checked(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns keys as int64 [n] and asserts that they are in range."""
@@ -208,8 +213,8 @@ class Embedding(EmbeddingCollection):
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Returns a bool mask of the keys, False at padding.
 
-        The result is None without `mask_zero`, and for keys that are ragged, sparse, symbolic or
-        [batch].
+        Symbolic keys return a symbolic mask. The result is None without `mask_zero`, and for ragged
+        and sparse keys.
         """
         return layouts.mask_of(self.specs[0], inputs)
 

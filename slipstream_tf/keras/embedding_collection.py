@@ -387,12 +387,14 @@ class EmbeddingCollection(keras.layers.Layer):
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Returns a mask per feature name, None for pooled features.
 
-        A key matrix and a layer with `stacked=True` have no masks, and the result is None.
+        Keys [batch] have no mask. A key matrix and a layer with `stacked=True` have no masks, and
+        the result is None.
         """
         if not isinstance(inputs, Mapping) or self.stacked:
             return None
-        specs = self._specs_of(inputs)
-        return {spec.name: layouts.mask_of(spec, inputs[spec.name]) for spec in specs}
+        specs, mask_of = self._specs_of(inputs), layouts.mask_of
+        # A mask [batch] would make Keras leave examples out of the loss.
+        return {spec.name: mask_of(spec, inputs[spec.name], min_rank=2) for spec in specs}
 
     def _trained_lookup(self, packed: Any, stacked: bool) -> list[tf.Tensor]:
         optimizer = self._known_optimizer()

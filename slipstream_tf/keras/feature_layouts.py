@@ -221,9 +221,17 @@ def output_spec(spec: FeatureSpec, keys: Any, dim: int, dtype: str) -> Any:
         dtype: Dtype of the output.
     """
     shape = output_shape(spec, keys.shape, dim)
-    is_ragged = getattr(keys, "ragged", False) or getattr(keys, "sparse", False)
-    ragged = {"ragged": True} if is_ragged and spec.combiner is None else {}
-    return keras.KerasTensor(shape, dtype=dtype, **ragged)
+    if spec.combiner is not None or not _is_ragged(keys):
+        return keras.KerasTensor(shape, dtype=dtype)
+    # The declared width of sparse keys is not the number of keys of any row.
+    return keras.KerasTensor((shape[0], None, *shape[2:]), dtype=dtype, ragged=True)
+
+
+def _is_ragged(keys: Any) -> bool:
+    """Returns whether keys, which may be symbolic, are ragged or sparse."""
+    if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+        return True
+    return getattr(keys, "ragged", False) or getattr(keys, "sparse", False)
 
 
 def sequences(rows: tf.Tensor, packed: PackedFeatures, feature: int) -> Any:
@@ -245,18 +253,27 @@ def sequences(rows: tf.Tensor, packed: PackedFeatures, feature: int) -> Any:
     return tf.reshape(rows, tf.concat([tf.shape(keys), rows.shape[1:]], 0))
 
 
-def mask_of(spec: FeatureSpec, keys: Any) -> Any:
+def mask_of(spec: FeatureSpec, keys: Any, min_rank: int = 0) -> Any:
     """Returns the Keras mask of the output of a feature.
 
+    Args:
+        spec: The feature.
+        keys: Its keys: a tensor, an array, a list or a `keras.KerasTensor`.
+        min_rank: Minimum rank of the keys.
+
     Returns:
-        Bool tensor in the shape of the keys, False at the padding. None if the feature is pooled or
-        has no padding key, or if its keys are ragged, sparse, symbolic or [batch].
+        Bool tensor in the shape of the keys, False at the padding; a `keras.KerasTensor` for
+        symbolic keys. None if the feature is pooled or has no padding key, or if its keys are
+        ragged, sparse or of a lower rank.
     """
+    keys = as_tensor(keys, f"feature {spec.name!r}")
     is_padded = spec.combiner is None and spec.padding_key is not None
-    if not is_padded or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+    if not is_padded or _is_ragged(keys) or len(keys.shape) < min_rank:
         return None
-    if len(keys.shape) < 2 or isinstance(keys, keras.KerasTensor):
-        return None
+    if isinstance(keys, keras.KerasTensor):
+        if keys.dtype == "string":
+            return keras.ops.not_equal(keys, "")
+        return keras.ops.not_equal(keras.ops.cast(keys, "int64"), spec.padding_key)
     if keys.dtype == tf.string:
         return tf.not_equal(keys, "")
     keys = tf.bitcast(keys, tf.int64) if keys.dtype == tf.uint64 else tf.cast(keys, tf.int64)

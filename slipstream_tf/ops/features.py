@@ -197,6 +197,13 @@ def flat_values(value: Any) -> Any:
     return value.values if isinstance(value, tf.SparseTensor) else value
 
 
+def with_flat_values(value: Any, values: tf.Tensor) -> Any:
+    """Returns `values` in the layout of a RaggedTensor, a SparseTensor or a dense tensor."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.with_flat_values(values)
+    return value.with_values(values) if isinstance(value, tf.SparseTensor) else values
+
+
 def layout_of(value: Any) -> type:
     """Returns tf.RaggedTensor, tf.SparseTensor, or tf.Tensor for dense keys."""
     kinds = (tf.RaggedTensor, tf.SparseTensor)

@@ -64,6 +64,35 @@ def test_ragged_and_sparse_keys_are_accepted():
         np.testing.assert_array_equal(rows.flat_values, rows_of(layer, flat))
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        tf.RaggedTensor.from_row_splits([[1, 2, 3], [3, 4, 5]], [0, 1, 1, 2]),
+        tf.RaggedTensor.from_uniform_row_length(tf.ragged.constant([[1], [2, 3], [4], []]), 2),
+        tf.ragged.constant([[[[1, 2]], []], [[[3, 4], [5, 6]]]], ragged_rank=2),
+    ],
+)
+def test_ragged_keys_of_any_layout_equal_keras_embedding(keys):
+    layer, theirs = make_layer(), keras.layers.Embedding(10, 4)
+    theirs.build()
+    theirs.set_weights([rows_of(layer, np.arange(10))])
+    expected = theirs(keys)
+    for rows in (layer(keys), tf.function(layer)(keys)):
+        assert rows.shape.as_list() == expected.shape.as_list()
+        np.testing.assert_array_equal(rows.flat_values, expected.flat_values)
+        for own, other in zip(rows.nested_row_splits, expected.nested_row_splits, strict=True):
+            np.testing.assert_array_equal(own, other)
+
+
+def test_symbolic_sparse_keys_give_ragged_rows():
+    keys = keras.Input((3,), dtype="int64", sparse=True)
+    rows = make_layer()(keys)
+    assert rows.ragged and rows.shape == (None, None, 4)
+    model = keras.Model(keys, rows)
+    given = tf.sparse.from_dense(tf.constant([[1, 2, 0], [0, 0, 3]], tf.int64))
+    assert model(given).shape.as_list() == [2, None, 4]
+
+
 def test_gradients_of_all_positions_are_summed():
     layer = make_layer()
     before = rows_of(layer, [0, 1, 2, 3])
@@ -82,6 +111,27 @@ def test_mask_zero_masks_key_zero():
     assert layer.store.export_table("embedding")["keys"].tolist() == [1, 2, 3]
     assert layer.supports_masking and not make_layer().supports_masking
     assert make_layer().compute_mask(tf.constant(KEYS)) is None
+
+
+@pytest.mark.parametrize("keys", [np.int64(0), KEYS[0], KEYS, KEYS[None], KEYS.tolist()])
+def test_masks_equal_keras_embedding(keys):
+    ours, theirs = (
+        cls(10, 4, mask_zero=True) for cls in (slip.keras.Embedding, keras.layers.Embedding)
+    )
+    np.testing.assert_array_equal(ours.compute_mask(keys), theirs.compute_mask(keys))
+    np.testing.assert_array_equal(ours(keys)._keras_mask, ours.compute_mask(keys))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64", "string"])
+def test_symbolic_keys_have_symbolic_mask(dtype):
+    layer = make_layer(None, mask_zero=True)
+    inputs = keras.Input((3,), dtype=dtype)
+    mask = layer.compute_mask(inputs)
+    assert (mask.shape, mask.dtype) == ((None, 3), "bool")
+    padding, key = ("", "a") if dtype == "string" else (0, 2)
+    keys = tf.constant([[key, padding, key]], dtype)
+    outputs = keras.Model(inputs, [mask, layer(inputs)._keras_mask])(keys)
+    np.testing.assert_array_equal(outputs, [[[True, False, True]]] * 2)
 
 
 @pytest.mark.parametrize("is_functional", [True, False])

@@ -430,6 +430,8 @@ def test_symbolic_sparse_and_ragged_inputs_are_accepted():
         seen = keras.Input((None,), dtype="int64", name="seen", **{option: True})
         vectors = layer({"seen": seen, "item": item})
         assert vectors["seen"].ragged and vectors["seen"].shape == (None, None, DIM)
+        fixed = keras.Input((4,), dtype="int64", **{option: True})  # Not the width of any row.
+        assert layer({"seen": fixed, "item": item})["seen"].shape == (None, None, DIM)
         model = keras.Model([seen, item], vectors["seen"])
         given = FORMS[form][0]
         rows = model([given, tf.range(5, dtype=tf.int64)])
