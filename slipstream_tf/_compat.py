@@ -417,3 +417,51 @@ def call_with_gradient(
         function.__name__, [result], [value], lambda of_result: [gradient(of_result)]
     )
     return result
+
+
+def is_model_input(tensor: Any) -> bool:
+    """Returns whether a `keras.KerasTensor` is an input of a Keras model."""
+    keras = importlib.import_module("keras")
+    history = getattr(tensor, "_keras_history", None)
+    return history is not None and isinstance(history.operation, keras.layers.InputLayer)
+
+
+# Prefix of the names of the graphs in which Keras calls layers to infer shapes.
+_SCRATCH_GRAPH = "scratch_graph"
+# Name of the function that Keras traces for the default signature of a SavedModel.
+_DEFAULT_SIGNATURE = "serving_default"
+
+
+def infers_shapes() -> bool:
+    """Returns whether Keras calls layers only to infer the shapes of their outputs.
+
+    Keras then calls them in a graph that never runs. The result is False inside of a `tf.function`
+    in this graph, because TensorFlow reuses its trace for actual inputs.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return False
+    return _name_of(tf.compat.v1.get_default_graph()).startswith(_SCRATCH_GRAPH)
+
+
+def declares_inputs() -> bool:
+    """Returns whether Keras may have chosen the dtype of the inputs of the current graph.
+
+    If Keras knows only the shape of an input, it uses float32: to infer shapes, and for the default
+    signature of a SavedModel of a subclassed model.
+    """
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        name = _name_of(graph)
+        if name == _DEFAULT_SIGNATURE or name.startswith(_SCRATCH_GRAPH):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def _name_of(graph: Any) -> str:
+    """Returns the name of a graph, empty if it is not the graph of a function."""
+    return getattr(graph, "name", "")

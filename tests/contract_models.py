@@ -6,9 +6,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from slipstream_tf import Table, optimizers
-from slipstream_tf.keras import EmbeddingCollection
+from slipstream_tf import FeatureSpec, Table, optimizers
+from slipstream_tf.keras import Embedding, EmbeddingCollection
 
 TABLES = ("user", "item")
 
@@ -27,6 +28,85 @@ def make_model(optimizer: Any = "sgd", layer: Any = None, **kwargs: Any) -> kera
     model = keras.Model(keys, keras.layers.Dense(1, activation="sigmoid", name="top")(rows))
     model.compile(optimizer, "binary_crossentropy", **kwargs)
     return model
+
+
+COUNTRIES = ["at", "ch", "de"]
+# Keys of each feature, as tensors of the dtypes and layouts that the models accept.
+FEATURES = {
+    "user": tf.constant([1, 2, 3, 1], tf.int64),
+    "seen": tf.constant([[4, 5, 6], [1, 1, 2], [0, 3, 7], [6, 6, 6]], tf.int64),
+    "tags": tf.ragged.constant([[1], [2, 3], [], [3, 3, 3]], dtype=tf.int64),
+    "country": tf.constant(["at", "de", "ch", "at"]),
+}
+
+
+@keras.saving.register_keras_serializable(package="contract_models")
+class DictionaryModel(keras.Model):
+    """A model that takes FEATURES, passes `training` on and has no `build`.
+
+    Args:
+        kind: `"keras"` looks up the rows in `keras.layers.Embedding`, `"embedding"` in a
+            `slip.keras.Embedding` per feature, and `"collection"` in an `EmbeddingCollection`.
+    """
+
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.kind, names = kind, list(FEATURES)
+        if kind == "collection":
+            pooled = {"seen": "mean", "tags": "sum"}
+            tables = [Table(name, 4) for name in names]
+            specs = [FeatureSpec(name, name, pooled.get(name)) for name in names]
+            self.collection = EmbeddingCollection(tables, optimizers.SGD(0.1), specs, name="tables")
+            tower = []
+        elif kind == "embedding":
+            layers = {n: Embedding(None, 4, optimizer=optimizers.SGD(0.1), name=n) for n in names}
+            self.user, self.tags, self.country = (layers[n] for n in ("user", "tags", "country"))
+            tower = [layers["seen"], keras.layers.GlobalAveragePooling1D()]
+        else:
+            layers = {name: keras.layers.Embedding(8, 4, name=name) for name in names}
+            self.user, self.tags = layers["user"], layers["tags"]
+            texts = keras.layers.StringLookup(vocabulary=COUNTRIES)
+            self.country = keras.Sequential([texts, layers["country"]])
+            tower = [layers["seen"], keras.layers.GlobalAveragePooling1D()]
+        self.tower = keras.Sequential([*tower, keras.layers.Dense(3)])
+        self.top = keras.layers.Dense(1)
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        if self.kind == "collection":
+            rows = self.collection(inputs, training=training)
+        else:
+            rows = {name: getattr(self, name)(inputs[name]) for name in ("user", "country")}
+            rows["tags"] = tf.reduce_sum(self.tags(inputs["tags"]), axis=1)
+            rows["seen"] = inputs["seen"]
+        rows["seen"] = self.tower(rows["seen"], training=training)
+        return self.top(tf.concat([rows[name] for name in FEATURES], axis=-1))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "kind": self.kind}
+
+    def copy_from(self, reference: DictionaryModel) -> None:
+        """Writes the rows and weights of a model with `kind="keras"`."""
+        tables = [reference.user, reference.tower.layers[0], reference.tags]
+        keys = [np.arange(8)] * 3 + [np.array(COUNTRIES)]
+        rows = [layer.get_weights()[0] for layer in (*tables, reference.country.layers[1])]
+        rows[3] = rows[3][1:4]  # The first row is for other texts.
+        layers = [self.collection] * 4 if self.kind == "collection" else None
+        layers = layers or [self.user, self.tower.layers[0], self.tags, self.country]
+        for layer, name, of_table, values in zip(layers, FEATURES, keys, rows, strict=True):
+            layer.table(name).write(of_table, values)
+        self.tower.layers[-1].set_weights(reference.tower.layers[-1].get_weights())
+        self.top.set_weights(reference.top.get_weights())
+
+
+@keras.saving.register_keras_serializable(package="contract_models")
+class BuiltDictionaryModel(DictionaryModel):
+    """A `DictionaryModel` whose `build` builds its layers by shape."""
+
+    def build(self, input_shape: Any) -> None:
+        is_pooled = self.kind == "collection"
+        self.tower.build((None, 4) if is_pooled else tuple(input_shape["seen"]))
+        self.top.build((None, 3 * 4 + 3))
+        self.built = True
 
 
 def data(examples: int = 64, keys: int = 20) -> tuple[np.ndarray, np.ndarray]:

@@ -182,7 +182,7 @@ class Embedding(EmbeddingCollection):
         """
         if isinstance(inputs, tf.SparseTensor):
             inputs = ragged(inputs, f"layer {self.name!r}")
-        keys = flat_values(inputs)  # Of any shape, because the inner sizes may be uniform.
+        keys = flat_values(inputs)  # Ragged keys may have uniform inner dimensions.
         (spec,) = self.specs
         flat = self._checked(tf.reshape(keys, [-1]))
         rows = super().call({spec.name: flat}, training=training)[spec.name]
@@ -224,7 +224,7 @@ class Embedding(EmbeddingCollection):
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         layouts.require_dtype(inputs, f"layer {self.name!r}")
-        return layouts.output_spec(self.specs[0], inputs, self.output_dim, self.compute_dtype)
+        return layouts.output_spec(self.specs[0], inputs, self.output_dim, self._row_dtype)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

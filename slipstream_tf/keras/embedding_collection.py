@@ -203,6 +203,24 @@ class EmbeddingCollection(keras.layers.Layer):
             (self.update_anchor,) = self._anchors
 
     @property
+    def compute_dtype(self) -> str:
+        """The dtype of keys, int64.
+
+        A Sequential model without an Input declares inputs of this dtype. The dtype of outputs is
+        `dtype_policy.compute_dtype`.
+        """
+        return "int64"
+
+    @property
+    def variable_dtype(self) -> str:
+        """The dtype of keys, because Keras would cast weights if it differed."""
+        return self.compute_dtype
+
+    @property
+    def _row_dtype(self) -> str:
+        return super().compute_dtype
+
+    @property
     def anchors(self) -> list[Any]:
         """The trainable scalar weights that represent the tables in the backward pass.
 
@@ -365,7 +383,9 @@ class EmbeddingCollection(keras.layers.Layer):
         specs = self._specs_of(inputs)
         packed = pack(inputs, specs, weights)
         stacked = self._gives_tensor(inputs)
-        if training and self.trainable:
+        if _compat.infers_shapes():
+            rows = layouts.zero_rows(packed, self._dims, stacked)
+        elif training and self.trainable:
             rows = self._trained_lookup(packed, stacked)
             if next_inputs is not None and self._prefetches:
                 # The rows of this batch have priority over the prefetched keys.
@@ -376,7 +396,7 @@ class EmbeddingCollection(keras.layers.Layer):
                 require_training_argument(self, training)
             store = self._exported.store_for(self)
             rows, _ = store.lookup(packed, training=False, stacked=stacked)
-        outputs = [tf.cast(tensor, self.compute_dtype) for tensor in rows]
+        outputs = [tf.cast(tensor, self._row_dtype) for tensor in rows]
         if stacked:
             return outputs[0]
         for index, spec in enumerate(specs):
@@ -454,7 +474,7 @@ class EmbeddingCollection(keras.layers.Layer):
         """Returns the outputs as `keras.KerasTensor`s, without a lookup."""
         specs = self._specs_of(inputs)
         layouts.require_layout(inputs, specs, f"layer {self.name!r}")
-        dtype, spec_of = self.compute_dtype, layouts.output_spec
+        dtype, spec_of = self._row_dtype, layouts.output_spec
         if self._gives_tensor(inputs):
             is_mapping = isinstance(inputs, Mapping)
             shape = {n: t.shape for n, t in inputs.items()} if is_mapping else inputs.shape

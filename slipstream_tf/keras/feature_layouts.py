@@ -7,9 +7,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer
 from slipstream_tf.config import COMBINERS, Table
-from slipstream_tf.ops.features import PADDING_KEY, FeatureSpec, PackedFeatures, of_specs
+from slipstream_tf.export.serving import pooled
+from slipstream_tf.ops.features import (
+    DECLARE_DTYPE,
+    PADDING_KEY,
+    FeatureSpec,
+    PackedFeatures,
+    flat_values,
+    of_specs,
+    with_flat_values,
+)
 
 _LAYER = "EmbeddingCollection"
 
@@ -100,14 +110,6 @@ def _require_table(feature: str, table: Any, by_name: Mapping[str, Table]) -> No
 MATRIX = "the key matrix"
 
 
-class FloatKeysError(ValueError, NotImplementedError):
-    """Raised for symbolic keys of a float dtype.
-
-    A Keras Sequential model without an Input first calls its layers with such keys. It catches
-    NotImplementedError and then calls the layers with the actual inputs.
-    """
-
-
 def as_inputs(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> Any:
     """Converts the inputs of a call to tensors and selects the features.
 
@@ -135,11 +137,12 @@ def as_tensor(value: Any, place: str) -> Any:
     """Converts an array or a list of keys to a tensor.
 
     Args:
-        value: The keys. Tensors are returned unchanged.
+        value: The keys. Tensors are returned unchanged, except for float placeholders of Keras,
+            which are cast to int64. Keys that Keras rounded raise an error when the graph runs.
         place: Name of the keys, for errors.
 
     Raises:
-        ValueError: The list contains tensors, or lists of different lengths.
+        ValueError: The list contains tensors or lists of different lengths, or Keras cast texts.
     """
     if isinstance(value, (list, tuple)):
         if any(hasattr(part, "shape") and len(part.shape) for part in value):
@@ -155,7 +158,48 @@ def as_tensor(value: Any, place: str) -> Any:
             raise invalid("keys", value, place, allowed) from error
         if value.size == 0:
             value = value.astype(np.int64)  # NumPy converts an empty list to floats.
-    return tf.convert_to_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = tf.convert_to_tensor(value)
+    if tf.executing_eagerly() or not tf.is_tensor(value):
+        return value
+    if value.dtype.is_floating:
+        return _exact_integers(value, place) if _compat.declares_inputs() else value
+    return _unrounded(value, place)
+
+
+def _exact_integers(keys: Any, place: str) -> Any:
+    """Casts float keys to int64, with an assertion that they are exact integers."""
+    floats = flat_values(keys)
+    integers = tf.cast(floats, tf.int64)
+    is_exact = tf.equal(tf.cast(integers, floats.dtype), floats)
+    # From 2**24, a float32 can be the rounded value of another integer, and x + 1 is equal to x.
+    is_exact &= tf.not_equal(tf.abs(floats) + 1, tf.abs(floats))
+    return with_flat_values(keys, _if_exact(integers, is_exact, floats.dtype, place))
+
+
+def _unrounded(keys: Any, place: str) -> Any:
+    """Asserts that Keras did not round integers, if it cast them to floats and back.
+
+    For example, an outer Sequential model without an Input casts the keys of an inner one.
+    """
+    integers, rounded = flat_values(keys), None
+    source = integers
+    while tf.is_symbolic_tensor(source) and source.op.type == "Cast":
+        (source,) = source.op.inputs
+        rounded = source.dtype if source.dtype.is_floating else rounded
+    if source.dtype == tf.string and integers.dtype != tf.string:
+        raise invalid("dtype", integers.dtype.name, f"text keys of {place}", DECLARE_DTYPE)
+    if rounded is None or source.dtype.is_floating:
+        return keys
+    is_exact = tf.equal(tf.cast(source, integers.dtype), integers)
+    return with_flat_values(keys, _if_exact(integers, is_exact, rounded, place))
+
+
+def _if_exact(integers: tf.Tensor, is_exact: tf.Tensor, dtype: tf.DType, place: str) -> tf.Tensor:
+    allowed = f"integers that {dtype.name} represents exactly. Declare {DECLARE_DTYPE}"
+    message = str(invalid("keys", f"rounded {dtype.name}", place, allowed))
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_exact), [message])]):
+        return tf.identity(integers)
 
 
 def require_layout(inputs: Any, specs: Sequence[FeatureSpec], place: str) -> None:
@@ -189,12 +233,14 @@ def require_dtype(keys: Any, place: str) -> None:
         place: Name of the keys, for the error.
 
     Raises:
-        FloatKeysError: The keys are neither integers nor texts.
+        ValueError: The keys are a `keras.Input` of neither integers nor texts. Other symbolic keys
+            may be floats, because Keras uses float32 if it knows only the shape.
     """
     dtype = keras.backend.standardize_dtype(keys.dtype)
-    if dtype != "string" and not dtype.lstrip("u").startswith("int"):
+    is_allowed = dtype == "string" or dtype.lstrip("u").startswith("int")
+    if not is_allowed and _compat.is_model_input(keys):
         allowed = "an integer dtype or 'string', for example keras.Input(..., dtype='int64')"
-        raise FloatKeysError(str(invalid("dtype", dtype, place, allowed)))
+        raise invalid("dtype", dtype, place, allowed)
 
 
 def output_shape(spec: FeatureSpec, shape: Sequence[int | None], dim: int) -> tuple[Any, ...]:
@@ -278,3 +324,21 @@ def mask_of(spec: FeatureSpec, keys: Any, min_rank: int = 0) -> Any:
         return tf.not_equal(keys, "")
     keys = tf.bitcast(keys, tf.int64) if keys.dtype == tf.uint64 else tf.cast(keys, tf.int64)
     return tf.not_equal(keys, spec.padding_key)
+
+
+def zero_rows(
+    packed: PackedFeatures, dims: Mapping[str, int], stacked: bool
+) -> Sequence[tf.Tensor]:
+    """Returns zeros in the shapes of the rows that a lookup returns.
+
+    Args:
+        packed: The keys of all features.
+        dims: Dimensions of the tables by name.
+        stacked: Whether to return one tensor instead of one tensor per feature.
+    """
+    rows = []
+    for index, spec in enumerate(packed.specs):
+        dim = dims[spec.table]
+        zeros = lambda keys, dim=dim: tf.zeros([tf.size(keys), dim])  # noqa: E731
+        rows.append(pooled(packed, index, spec.combiner, zeros))
+    return [tf.stack(rows, axis=1)] if stacked else rows

@@ -16,6 +16,8 @@ from slipstream_tf._utils.errors import invalid
 from slipstream_tf.ops.text_keys import hash_texts
 
 PADDING_KEY = -1
+# The correct declaration of keys, for errors about their dtype.
+DECLARE_DTYPE = "keras.Input(..., dtype='int64') or 'string' as the inputs of Keras models"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +133,7 @@ def as_keys(value: Any, padding_key: int | None, place: str) -> tf.Tensor:
             return keys
         return tf.where(tf.equal(tensor, ""), tf.constant(padding_key, tf.int64), keys)
     if not tensor.dtype.is_integer:
+        allowed = f"{allowed}. Declare {DECLARE_DTYPE}"
         raise invalid("keys", tensor.dtype.name, place, allowed)
     if tensor.dtype == tf.uint64:
         return tf.bitcast(tensor, tf.int64)

@@ -10,7 +10,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from contract_models import assert_same, contents, data, differ, layer_of, make_layer, make_model
+from contract_models import (
+    FEATURES,
+    BuiltDictionaryModel,
+    DictionaryModel,
+    assert_same,
+    contents,
+    data,
+    differ,
+    layer_of,
+    make_layer,
+    make_model,
+)
 
 from slipstream_tf import export
 
@@ -192,7 +203,7 @@ def test_keras_and_tensorflow_saved_models_have_current_rows(writer, tmp_path):
 
 def test_subclassed_model_exports_with_input_signature(tmp_path):
     model = fitted(ModelWithTrainingArgument)
-    # Required, because Keras does not know the inputs of such a model and would use float32 keys.
+    # Without a signature, Keras would declare float32 keys.
     spec = [tf.TensorSpec([None, 2], tf.int64)]
     model.export(tmp_path / "model", verbose=False, input_signature=spec)
     np.testing.assert_allclose(
@@ -210,6 +221,104 @@ def test_custom_signature_in_saved_model_has_current_rows(tmp_path):
         tf.saved_model.save(model, path, signatures={"serving_default": serve})
         np.testing.assert_allclose(served(path), model.predict(MORE, verbose=0), atol=1e-6)
         model.fit(KEYS, LABELS, batch_size=16, verbose=0)
+
+
+def dictionary_models(kind, model_class=DictionaryModel):
+    """Returns two equal models, with `keras.layers.Embedding` and with the given layers."""
+    keras.utils.set_random_seed(3)
+    reference, model = DictionaryModel("keras"), model_class(kind)
+    for each in (reference, model):
+        each(FEATURES)
+        each.compile(keras.optimizers.SGD(0.1), "mse")
+    model.copy_from(reference)
+    return reference, model
+
+
+def fit_dictionaries(model):
+    """Trains one step and returns the predictions."""
+    batch = tf.data.Dataset.from_tensors((FEATURES, tf.ones([4, 1])))
+    model.fit(batch, verbose=0)
+    return model(FEATURES).numpy()
+
+
+def loaded_models(model, path):
+    """Saves a model in each Keras format and loads it without a call."""
+    model.save(path / "model.keras")
+    yield keras.models.load_model(path / "model.keras")
+    model.save_weights(path / "model.weights.h5")
+    fresh = type(model)(model.kind)
+    if isinstance(model, BuiltDictionaryModel):
+        fresh.build({name: keys.shape for name, keys in FEATURES.items()})
+    else:
+        fresh(FEATURES)
+    fresh.compile(keras.optimizers.SGD(0.1), "mse")
+    fresh.load_weights(path / "model.weights.h5")
+    yield fresh
+
+
+@pytest.mark.filterwarnings("error:.*(unbuilt state|cannot be built)")
+@pytest.mark.parametrize(
+    ("kind", "model_class"),
+    [
+        ("embedding", DictionaryModel),
+        ("embedding", BuiltDictionaryModel),
+        ("collection", DictionaryModel),
+    ],
+)
+def test_loaded_dictionary_models_equal_keras_embedding(kind, model_class, tmp_path):
+    """Keras builds the models by shape before it loads their weights."""
+    reference, model = dictionary_models(kind, model_class)
+    expected = fit_dictionaries(reference)
+    np.testing.assert_allclose(fit_dictionaries(model), expected, rtol=1e-5)
+    after = fit_dictionaries(reference)
+    for loaded in loaded_models(model, tmp_path):
+        np.testing.assert_allclose(loaded(FEATURES), expected, rtol=1e-5)
+        np.testing.assert_allclose(fit_dictionaries(loaded), after, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "collection"])
+def test_exported_dictionary_models_equal_keras_embedding(kind, tmp_path):
+    reference, model = dictionary_models(kind)
+    dense = {**FEATURES, "tags": FEATURES["seen"]}  # Keras exports no ragged inputs.
+    specs = {name: tf.TensorSpec([None, *k.shape[1:]], k.dtype) for name, k in dense.items()}
+    model.export(tmp_path / "export", verbose=False, input_signature=[specs])
+    served = tf.saved_model.load(str(tmp_path / "export"))
+    np.testing.assert_allclose(served.serve(dense), reference(dense), rtol=1e-5)
+
+    def serve(user, seen, tags, country, row_splits):
+        tags = tf.RaggedTensor.from_row_splits(tags, row_splits)
+        return model({"user": user, "seen": seen, "tags": tags, "country": country})
+
+    flat = {**FEATURES, "row_splits": FEATURES["tags"].row_splits}
+    flat["tags"] = FEATURES["tags"].flat_values
+    specs = [tf.TensorSpec([None, *k.shape[1:]], k.dtype, name) for name, k in flat.items()]
+    signature = tf.function(serve, input_signature=specs)
+    tf.saved_model.save(model, str(tmp_path / "signature"), signatures=signature)
+    served = tf.saved_model.load(str(tmp_path / "signature")).signatures["serving_default"]
+    (outputs,) = served(**flat).values()
+    np.testing.assert_allclose(outputs, reference(FEATURES), rtol=1e-5)
+
+
+def test_default_signature_accepts_exact_floats_only(tmp_path):
+    """Keras declares float32 inputs if no signature is given."""
+    model = fitted(ModelWithTrainingArgument)
+    tf.saved_model.save(model, str(tmp_path))
+    serve = tf.saved_model.load(str(tmp_path)).signatures["serving_default"]
+    (outputs,) = serve(tf.constant(KEYS[:16], tf.float32)).values()
+    np.testing.assert_allclose(outputs, model(KEYS[:16]), rtol=1e-5)
+    for key in (1.5, 2.0**24, np.nan, np.inf):
+        keys = np.full([16, 2], key, np.float32)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"Invalid `keys`.*Declare"):
+            serve(tf.constant(keys))
+
+
+def test_function_traced_before_export_is_refused(tmp_path):
+    """TensorFlow cannot trace it again with the exported rows."""
+    model = fitted(ModelWithTrainingArgument)
+    function = tf.function(lambda keys: {"outputs": model(keys)})
+    traced = function.get_concrete_function(tf.TensorSpec([None, 2], tf.int64))
+    with pytest.raises(AssertionError, match="untracked"):
+        tf.saved_model.save(model, str(tmp_path), signatures=traced)
 
 
 def test_package_export_works_after_keras_export(tmp_path):

@@ -183,7 +183,7 @@ def mixed_float16():
 def test_mixed_float16_trains_with_loss_scaling(mixed_float16):
     model = make_model(scaled())
     before = contents(train(model, 1))
-    assert layer_of(model).compute_dtype == "float16"
+    assert layer_of(model).dtype_policy.compute_dtype == "float16"
     train(model, 1)
     changed = differ(before, contents(model))
     assert changed >= {"user rows", "top/kernel"}

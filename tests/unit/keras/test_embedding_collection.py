@@ -349,7 +349,7 @@ def test_config_round_trip():
     assert copy.tables == layer.tables
     assert copy.specs == layer.specs
     assert copy.store.optimizer == layer.store.optimizer
-    assert copy.compute_dtype == "bfloat16"
+    assert copy.dtype_policy.compute_dtype == "bfloat16"
     revived = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert revived.get_config() == layer.get_config()
 

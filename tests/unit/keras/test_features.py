@@ -448,6 +448,115 @@ def test_sequential_model_keeps_int64_keys():
     assert layer.store.export_table("a")["keys"].tolist() == keys.ravel().tolist()
 
 
+def tower():
+    """Returns a Sequential model without an Input, whose other layers need its shape."""
+    layer = slip.keras.Embedding(None, DIM, name="a")
+    return keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(2)])
+
+
+def test_functional_model_around_sequential_keeps_int64_keys():
+    """The Sequential model is built by the shape of its input."""
+    keys = (1 << 40) + np.arange(4).reshape(2, 2)
+    inner, inputs = tower(), keras.Input((2,), dtype="int64")
+    model = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+    model.compile("sgd", "mse")
+    model.fit(keys, np.ones((2, 1)), verbose=0)
+    layer = inner.layers[0]
+    assert layer.store.export_table("a")["keys"].tolist() == keys.ravel().tolist()
+    flat = tf.reshape(layer(keys), [2, -1])
+    np.testing.assert_allclose(inner(keys), inner.layers[-1](flat), rtol=1e-6)
+
+
+def test_sequential_model_built_by_shape_loads_weights(tmp_path):
+    models = [tower(), tower()]
+    for model in models:
+        model.build((None, 3))
+        assert len(model.layers[-1].weights) == 2
+    keys = np.arange(6).reshape(2, 3)
+    models[0].compile("sgd", "mse")
+    models[0].fit(keys, np.ones((2, 2)), verbose=0)
+    models[0].save_weights(tmp_path / "m.weights.h5")
+    models[1].load_weights(tmp_path / "m.weights.h5")
+    np.testing.assert_array_equal(models[1](keys), models[0](keys))
+
+
+def test_keys_that_keras_rounds_to_floats_raise():
+    """An outer Sequential model without an Input declares float32."""
+    model = keras.Sequential([tower(), keras.layers.Dense(1)])
+    keys = np.array([[1, 1 << 24]])
+    np.testing.assert_allclose(
+        model.predict(keys, verbose=0), model.layers[1](model.layers[0](keys))
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Invalid `keys`: \W*rounded float32"):
+        model.predict(keys + 1, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (np.array([["a", "b"]]), "Invalid `dtype`: 'int64' for text keys of layer 'a'"),
+        (np.array([[0.5, 1.0]]), None),
+    ],
+)
+def test_sequential_model_without_input_casts_keys(keys, message):
+    """Keras casts the inputs to int64 before the layer receives them."""
+    model = tower()
+    if message is None:
+        np.testing.assert_array_equal(model.predict(keys, verbose=0), model(np.array([[0, 1]])))
+        return
+    with pytest.raises(ValueError, match=message):
+        model.predict(tf.constant(keys), verbose=0)
+
+
+def test_float_keys_raise_in_each_kind_of_call():
+    layer = slip.keras.Embedding(None, DIM, name="a")
+    message = r"float32' for layer 'a'.*keras.Input\(..., dtype='int64'\)"
+    calls = [layer, tf.function(layer), tf.function(lambda keys: layer(keys, training=True))]
+    for call in calls:
+        with pytest.raises(ValueError, match=message):
+            call(tf.constant([1.0]))
+    with pytest.raises(ValueError, match=message):
+        layer(keras.Input((3,)))
+    # Keras uses such tensors to infer shapes.
+    assert layer(keras.KerasTensor((None, 3))).shape == (None, 3, DIM)
+
+
+def test_shape_inference_creates_no_rows_and_needs_no_training_argument():
+    layer = make_layer(None)
+
+    class Outer(keras.layers.Layer):
+        def call(self, keys):
+            with tf.GradientTape():
+                return layer({"seen": keys, "item": keys[:, 0]})
+
+    for dtype in ("float32", "int64", "string"):
+        outputs = Outer()(keras.KerasTensor((None, 2), dtype))
+        shapes = {name: tensor.shape for name, tensor in outputs.items()}
+        assert shapes == {"seen": (None, 2, DIM), "item": (None, DIM)}
+    assert layer.store.size("item") == 0
+
+
+def test_function_traced_by_shape_looks_up_current_rows():
+    """TensorFlow reuses a trace that was made while Keras inferred shapes."""
+
+    class Traced(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.top = (
+                slip.keras.Embedding(None, DIM, name="a"),
+                keras.layers.Dense(1),
+            )
+
+        @tf.function
+        def call(self, keys, training=False):
+            return self.top(self.embedding(keys, training=training))
+
+    model, keys = Traced(), np.array([[1, 2]])
+    model(keys)
+    model.embedding.table("a").write([1, 2], np.ones((2, DIM)))
+    np.testing.assert_allclose(model(keys), model.top(np.ones((1, 2, DIM))), rtol=1e-6)
+
+
 @settings(max_examples=50, deadline=None)
 @given(texts=st.lists(st.binary(max_size=300), max_size=6))
 def test_strings_are_hashed_like_readers(texts):
