@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf import Table, initializers, optimizers
-from slipstream_tf.checkpoint import store_parts, table_parts
+from slipstream_tf.checkpoint import store_parts, table_parts, table_state
 from slipstream_tf.checkpoint.manifest import Manifest
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -95,6 +95,9 @@ class SokLikeStore(SavedStore):
     def import_deferred(self, table: str, contents: dict[str, Any]) -> None:
         self.deferred = contents
 
+    def policy_of(self, table: str) -> UpdatePolicy:
+        return self.policies[-1] if self.policies else UpdatePolicy()
+
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         self.policies.append(policy)
 
@@ -119,10 +122,6 @@ def save(folder: Path, stores: Sequence[Any], placement: str, writer: int = 0) -
     return Manifest("this", 1, len(stores), placement, [described])
 
 
-def on_all_ranks(work: Callable[[], Any], what: str) -> list[Any]:
-    return [work()]
-
-
 def restore(
     folder: Path,
     manifest: Manifest,
@@ -134,7 +133,7 @@ def restore(
     for number, store in enumerate(stores):
         rank = store_parts.Rank(number, len(stores), placement)
         ready = store_parts.prepare(folder, manifest, store, rank)
-        store_parts.replace(store, ready)
+        table_state.replace(store, ready)
         store.set_update_policy("t", policy)
-        store_parts.replace_replicas(store, ready, is_in_window=True)
-        store_parts.defer(store, ready, {"t": policy}, on_all_ranks)
+        table_state.replace_replicas(store, ready, is_in_window=True)
+        table_state.defer(store, ready)

@@ -102,10 +102,6 @@ class Engine:
     def __init__(self, tracker: SaturationTracker) -> None:
         self.tracker = tracker
 
-    @property
-    def update_policies(self) -> Any:
-        return self.tracker.update_policies
-
     def state(self) -> Any:
         return {"tracker": self.tracker.state()}
 

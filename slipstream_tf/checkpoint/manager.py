@@ -4,8 +4,9 @@ The manifest of a checkpoint identifies incomplete checkpoints and damaged files
 
     DIRECTORY/checkpoint-000007/manifest.json
                                 rank-0/state.index, state.data-...   the tf.train.Checkpoint
-                                rank-0/table-000, table-001, ...     rows, slots, access counts and
-                                                                     deferred gradients of a table
+                                rank-0/table-000, table-001, ...     rows, slots, access counts,
+                                                                     admission filter and deferred
+                                                                     gradients of a table
                                 rank-0/table-000-before-0, ...       files of earlier checkpoints
                                                                      with the unchanged rows
                                 rank-0/table-000-rows-NAME, ...      rows that spill to disk
@@ -33,20 +34,15 @@ from slipstream_tf._utils.agreement import gather_json, on_all_ranks, require_sa
 from slipstream_tf._utils.comm import CollectiveNames, Communicator
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf._version import __version__
-from slipstream_tf.checkpoint import store_parts, store_state, table_parts, writing
+from slipstream_tf.checkpoint import store_parts, store_state, table_parts, table_state, writing
 from slipstream_tf.checkpoint.array_file import CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_named, require_whole
 from slipstream_tf.checkpoint.store_state import excluded_from_checkpoint
-from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore
 
 
 class Engine(Protocol):
     """The part of `Slipstream` that checkpoints use."""
-
-    @property
-    def update_policies(self) -> Mapping[str, UpdatePolicy]:
-        """The policy for gradients of each table."""
 
     def state(self) -> dict[str, Any]:
         """Returns the complete state: nested dictionaries, lists, numbers and arrays."""
@@ -94,10 +90,10 @@ class CheckpointManager:
     """Saves the state of a job and restores the newest complete checkpoint.
 
     A checkpoint contains everything that the `tf.train.Checkpoint` reaches: the model, its
-    optimizer and variables of the program. The tables of the store (rows, slots, counts, deferred
-    gradients) and the engine (key states, threshold, hot set, snapshots, windows) are stored in
-    separate files. Any number of ranks can restore them, with replicated or sharded tables, and
-    with another kind of store: native tables, a `VariableStore`, or tables in SOK.
+    optimizer and variables of the program. The tables of the store (rows, slots, counts, admission
+    filters, deferred gradients) and the engine (key states, threshold, hot set, snapshots, windows)
+    are stored in separate files. Any number of ranks can restore them, with replicated or sharded
+    tables, and with another kind of store: native tables, a `VariableStore`, or tables in SOK.
 
     With the same number of ranks, training continues as if it had not been interrupted. Deferred
     gradients are saved, not flushed. With another number of ranks,
@@ -369,10 +365,7 @@ class CheckpointManager:
             self._rank_checkpoint.write(str(folder / "own"))
         parts, rates = [], None
         if self._store is not None:
-            policies = None if self._engine is None else self._engine.update_policies
-            parts = table_parts.cut(
-                self._store, self._rank, policies, folder, self._before, self._writers
-            )
+            parts = table_parts.cut(self._store, self._rank, folder, self._before, self._writers)
             if self._store.updates_rows:
                 saved = self._store.rates.export()
                 rates = {name: values.tolist() for name, values in saved.items()}
@@ -415,13 +408,12 @@ class CheckpointManager:
         self._on_all_ranks(lambda: self._read_states(path, manifest), f"restore {path}")
         if ready.tables:
             self._on_all_ranks(
-                lambda: store_parts.replace(self._store, ready.tables),
+                lambda: table_state.replace(self._store, ready.tables),
                 f"restore the tables of {path}",
             )
             if ready.rates is not None and self._store.updates_rows:
                 tables = [table["name"] for table in manifest.tables]
                 self._store.rates.restore(ready.rates, tables)
-        policies: Mapping[str, UpdatePolicy] = {}
         is_in_window = self._engine is not None and bool(ready.states)
         if self._engine is not None:
             if is_in_window:
@@ -431,13 +423,12 @@ class CheckpointManager:
                     "%s was saved without an engine. Therefore the engine starts from scratch. To "
                     "save its state, pass `engine` to the CheckpointManager.", path,
                 )  # fmt: skip
-            policies = self._engine.update_policies
         if ready.tables:
             self._on_all_ranks(
-                lambda: store_parts.replace_replicas(self._store, ready.tables, is_in_window),
+                lambda: table_state.replace_replicas(self._store, ready.tables, is_in_window),
                 f"restore the replicas of {path}",
             )
-        store_parts.defer(self._store, ready.tables, policies, self._on_all_ranks)
+        table_state.defer(self._store, ready.tables, self._on_all_ranks)
         logging.info("Restored checkpoint %s of step %d.", path, manifest.step)
         rank = self._comm.rank
         input_state = [
@@ -493,6 +484,6 @@ class _Ready:
 
     path: Path
     manifest: Manifest
-    tables: list[store_parts.ReadyTable]
+    tables: list[table_state.TableState]
     rates: dict[str, Any] | None
     states: list[dict[str, Any]]

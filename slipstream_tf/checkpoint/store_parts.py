@@ -1,14 +1,12 @@
-"""Converts the tables of a checkpoint and imports them.
+"""Converts the tables of a checkpoint.
 
 The checkpoint can have another number of ranks and another kind of store. All tables are read,
 checked and converted before the store changes.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import logging
@@ -16,14 +14,13 @@ from absl import logging
 from slipstream_tf.checkpoint import store_state, tables
 from slipstream_tf.checkpoint.array_file import Arrays, CheckpointError, CheckpointMismatchError
 from slipstream_tf.checkpoint.manifest import NAME, Manifest
+from slipstream_tf.checkpoint.table_state import TableState
 from slipstream_tf.config import Table
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
 from slipstream_tf.tables.base import SavedStore
 from slipstream_tf.tables.native import NativeStore
 from slipstream_tf.tables.replicas import counts_of
-
-_LONGEST = 1 << 40  # An age in updates that no deferred sum reaches.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,35 +48,9 @@ def file_name(rank: int, index: int) -> str:
     return f"rank-{rank}/table-{index:03d}"
 
 
-@dataclasses.dataclass(frozen=True)
-class ReadyTable:
-    """A checked table, converted for the `import_*` methods of a store.
-
-    Attributes:
-        name: The name of the table.
-        contents: Arrays for `import_table`.
-        blocks: Further rows for `add_rows`, produced one by one, or None.
-        admission: Arrays for `import_admission`, or None.
-        accesses: Arrays for `import_accesses`, or None if the store keeps counts with its rows.
-        replicas: Arrays for `import_copies`, or None.
-        deferred: Arrays for `import_deferred`.
-        saved: The saved table. Its `num_deferred`, `is_shadow` and `is_leaving` describe the
-            deferred gradients.
-    """
-
-    name: str
-    contents: Arrays
-    accesses: Arrays | None
-    replicas: Arrays | None
-    deferred: Arrays
-    saved: tables.SavedTable
-    blocks: Iterator[Arrays] | None = None
-    admission: Arrays | None = None
-
-
 def prepare(
     folder: Path, manifest: Manifest, store: SavedStore, rank: Rank, evict_to_fit: bool = False
-) -> list[ReadyTable]:
+) -> list[TableState]:
     """Reads and converts the tables of a checkpoint without changing the store.
 
     Rows of a table that spills are read twice: once to check them, divided among the ranks, and
@@ -163,9 +134,9 @@ class _Target:
         return tables.with_rows(contents, missing, rows, initial)
 
 
-def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool) -> ReadyTable:
+def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool) -> TableState:
     store, rank, name = target.store, target.rank, target.table.name
-    spills, admits = store.spills_rows(name), target.table.admits and not store.is_in_sok
+    spills = store.spills_rows(name)
     owns = target.owns if rank.has_a_part else None
     if spills:
         # Read them twice, because there is no memory for them until the old rows are removed.
@@ -206,15 +177,17 @@ def _prepare_table(target: _Target, saved: tables.SavedTable, is_same_job: bool)
         maximum, eviction = target.table.capacity, target.table.eviction
         contents = tables.keep_most_valuable(contents, maximum, deferred["keys"], eviction)
     _require_fit(target, contents["keys"], deferred["keys"])
-    return ReadyTable(
-        name=name,
-        contents=contents,
-        accesses=accesses,
+    return TableState(
+        name,
+        contents,
+        deferred,
+        UpdatePolicy("defer", is_shadow=saved.is_shadow),
+        saved.is_leaving,
+        saved.num_deferred,
+        accesses,
         replicas=saved.replicas(rank.number) if is_same_job else None,
-        deferred=deferred,
-        saved=saved,
+        admission=saved.admission(rank.number if is_same_job else None),
         blocks=blocks,
-        admission=saved.admission(rank.number if is_same_job else None) if admits else None,
     )
 
 
@@ -323,98 +296,3 @@ def _require_fit(target: _Target, keys: np.ndarray, deferred_keys: np.ndarray) -
             f"table {table.name!r} has key {int(outside[0])}, but its variable has {num_keys} rows",
             "Use a variable with more rows, or map the keys to 0, 1, ... before training.",
         )
-
-
-def replace(store: SavedStore, ready: list[ReadyTable]) -> None:
-    """Replaces rows, slots and counts of all tables and removes deferred gradients."""
-    for table in ready:
-        # Deferred gradients of the live store belong to its old rows.
-        nothing = {name: values[:0] for name, values in table.deferred.items() if np.ndim(values)}
-        store.import_deferred(table.name, {**table.deferred, **nothing})
-        store.import_table(table.name, table.contents)
-        for block in table.blocks or ():
-            store.add_rows(table.name, block)
-        if table.admission is not None:
-            store.import_admission(table.name, table.admission)
-        if table.accesses is not None:
-            store.import_accesses(table.name, table.accesses)
-
-
-def replace_replicas(store: SavedStore, ready: list[ReadyTable], is_in_window: bool) -> None:
-    """Restores replicas if the same number of ranks saved them.
-
-    Args:
-        store: A store with restored rows. The engine has already set its flags for the current
-            window. Restored replicas keep their saved flags.
-        ready: The tables.
-        is_in_window: Whether the engine continues the window in which the replicas were flagged. If
-            False, flags are dropped, because no window end would reset them.
-    """
-    for table in ready:
-        # `SokStore` has no replicas.
-        if table.replicas is not None and store.has_replicas:
-            store.import_copies(table.name, table.replicas, takes_flags=is_in_window)
-
-
-def defer(
-    store: SavedStore,
-    ready: list[ReadyTable],
-    policies: Mapping[str, UpdatePolicy],
-    on_all_ranks: Callable[[Callable[[], Any], str], Any],
-) -> None:
-    """Restores deferred gradients; applies them if the current policy defers none.
-
-    Deferred gradients of a dry run were already applied. They are restored if the dry run
-    continues, and dropped otherwise. Gradients that were due in the next step are applied in the
-    next step, or immediately if the store supports that.
-
-    With multiple ranks, this function is a collective.
-
-    Args:
-        store: A store with restored rows.
-        ready: The tables.
-        policies: The current policies by table name. Other tables apply all gradients.
-        on_all_ranks: Calls a function that is not a collective. Its second argument describes the
-            call for errors. It raises on all ranks if a call fails on one.
-    """
-    for table in ready:
-        saved, policy = table.saved, policies.get(table.name, UpdatePolicy())
-        is_late = store.flushes_with_next_step
-        if not saved.num_deferred:
-            continue
-        is_same = policy.mode == "defer" and policy.is_shadow == saved.is_shadow
-        details = f"restore the deferred gradients of table {table.name!r}"
-        if saved.is_shadow and not is_same:
-            logging.info(
-                "%d deferred gradients of table %r are dropped, because a dry run had already "
-                "applied them.", saved.num_deferred, table.name,
-            )  # fmt: skip
-            continue
-        if is_same and (is_late or not saved.is_leaving):
-            on_all_ranks(functools.partial(_import_deferred, store, table, policy.ranks), details)
-            continue
-        if not saved.is_leaving:
-            when = "with the next step" if is_late else "now"
-            logging.warning(
-                "%d deferred gradients of table %r are applied %s, because its policy does not "
-                "defer gradients, or only in a dry run.", saved.num_deferred, table.name, when,
-            )  # fmt: skip
-        # Import them under a policy of a different kind than the final one. The change of policy
-        # then applies them.
-        can_compute_movement = store.updates_rows and not store.is_in_sok
-        trigger = (
-            "movement" if can_compute_movement and policy.trigger != "movement" else "interval"
-        )
-        until = UpdatePolicy("defer", trigger, max_age=_LONGEST, max_rows=saved.num_deferred)
-        store.set_update_policy(table.name, until)
-        on_all_ranks(functools.partial(_import_deferred, store, table, 1), details)
-        if store.is_in_sok and not is_late:
-            # The final policy can be of the same kind and would keep them.
-            store.flush()
-        store.set_update_policy(table.name, policy)
-
-
-def _import_deferred(store: SavedStore, table: ReadyTable, ranks: int) -> None:
-    store.import_deferred(table.name, tables.on_ranks(table.deferred, ranks))
-    if table.saved.is_leaving and store.flushes_with_next_step:
-        store.flush_with_next_step(table.name)

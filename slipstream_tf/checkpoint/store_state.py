@@ -1,11 +1,13 @@
 """Converts the state of a store to named NumPy arrays and back.
 
-Keras weight files and `tf.train.Checkpoint` use it. The arrays include a manifest (tables,
-dimensions, update rules), which is checked before any row is overwritten. `choose` selects the
+Weight files, `.keras` files, `tf.train.Checkpoint` and `get_weights` use it. The arrays contain the
+`TableState` of each table and a manifest (tables, dimensions, update rules), which is checked
+before any row is overwritten. `choose` selects the
 tables to load: all tables of the file, or within `tables_by_name` the tables that file and store
 share.
 """
 
+import collections
 import contextlib
 import dataclasses
 import io
@@ -18,8 +20,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf import optimizers
+from slipstream_tf import _compat, optimizers
+from slipstream_tf.checkpoint import table_state
 from slipstream_tf.checkpoint.array_file import CheckpointMismatchError
+from slipstream_tf.ops.update_policy import UpdatePolicy
 
 # Results of `choose`: load a table with or without its slots.
 WHOLE, WITHOUT_SLOTS = "whole", "without slots"
@@ -178,48 +182,54 @@ def unflatten(skeleton: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return json.loads(json.dumps(skeleton), object_hook=put_back)
 
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST = "manifest"
 _RATES = ("learning_rate", "followed_rate")
-# Additional arrays that stores of tables in SOK export.
+# Additional columns that stores of tables in SOK export.
 _OF_SOK = ("trained", "powers")
 
 
 def export_state(store: Any) -> dict[str, np.ndarray]:
     """Copies the complete state of a store.
 
+    Deferred gradients are copied, not applied.
+
     Args:
         store: An embedding store.
 
     Returns:
-        Arrays by name: "manifest" (JSON as uint8), the rates of `Rates.export` and, for table i,
-        "table_<i>_keys", "table_<i>_rows", "table_<i>_slots", "table_<i>_counts" and the other
-        arrays of `store.export_table`.
+        Arrays by name: "manifest" (JSON as uint8), the rates of `Rates.export` and, for each group
+        of `tables.KINDS` of table i, "table_<i>_<group>_<column>", for example
+        "table_0_contents_rows".
+
+    Raises:
+        RuntimeError: If there are multiple ranks, and this rank has deferred gradients. A file of a
+            single rank would lose the gradients of the other ranks.
     """
-    manifest = {
-        "format": FORMAT,
-        "tables": [
-            {
-                "name": table.name,
-                "dim": table.dim,
-                "seed": table.seed,
-                "optimizer": optimizers.serialize(store.optimizer_of(table.name)),
-                "layout": store.slot_layout(table.name).rule,
-            }
-            for table in store.tables
-        ],
-    }
-    arrays: dict[str, np.ndarray] = {
-        _MANIFEST: np.frombuffer(json.dumps(manifest).encode(), np.uint8),
-        **store.rates.export(),
-    }
+    is_job = table_state.num_ranks(store) > 1
+    arrays, described = store.rates.export(), []
     for index, table in enumerate(store.tables):
-        for part, value in store.export_table(table.name).items():
-            arrays[f"table_{index}_{part}"] = np.asarray(value)
-    return arrays
+        contents = store.export_table(table.name, flush=is_job)
+        state = table_state.export_table(store, table.name, contents)
+        for group, columns in state.groups().items():
+            for column, values in columns.items():
+                arrays[f"table_{index}_{group}_{column}"] = np.asarray(values)
+        entry = {
+            "name": table.name,
+            "dim": table.dim,
+            "seed": table.seed,
+            "optimizer": optimizers.serialize(store.optimizer_of(table.name)),
+            "layout": store.slot_layout(table.name).rule,
+            "policy": dataclasses.asdict(state.policy),
+        }
+        described.append(entry)
+    manifest = {"format": FORMAT, "ranks": table_state.num_ranks(store), "tables": described}
+    return {_MANIFEST: np.frombuffer(json.dumps(manifest).encode(), np.uint8), **arrays}
 
 
-def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
+def restore_state(
+    store: Any, arrays: Mapping[str, Any], place: str, is_engine_next: bool = False
+) -> None:
     """Replaces the state of a store by arrays from `export_state`.
 
     Within `tables_by_name`, tables of the store that the arrays do not contain stay unchanged.
@@ -229,6 +239,7 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
             than the learning rate (epsilon, betas) keep their current values.
         arrays: The arrays from `export_state`.
         place: The name of the loaded object, for errors.
+        is_engine_next: See `table_state.defer`.
 
     Raises:
         ValueError: If the arrays are not from `export_state`, or if the tables, a dimension or an
@@ -247,22 +258,39 @@ def restore_state(store: Any, arrays: Mapping[str, Any], place: str) -> None:
         )
     saved = [SavedAs(t["name"], t["dim"], t["layout"]) for t in manifest["tables"]]
     taken = choose(saved, store, place)
-    exported: dict[str, dict[str, np.ndarray]] = {}
-    for index, table in enumerate(saved):
-        prefix = f"table_{index}_"
-        names = [name for name in arrays if name.startswith(prefix)]
-        parts = {n[len(prefix) :]: np.asarray(arrays[n]) for n in names if table.name in taken}
+    has_replicas = manifest["ranks"] == table_state.num_ranks(store)
+    states = []
+    for index, entry in enumerate(manifest["tables"]):
+        if entry["name"] not in taken:
+            continue
+        found: dict[str, Any] = collections.defaultdict(dict)
+        for name in arrays:
+            if name.startswith(f"table_{index}_"):
+                _, _, group, column = name.split("_", 3)
+                found[group][column] = np.asarray(arrays[name])
+        contents = found["contents"]
         if not store.is_in_sok:
-            parts = {n: values for n, values in parts.items() if n not in _OF_SOK}
-        if taken.get(table.name) == WITHOUT_SLOTS:
-            initial = store.slot_layout(table.name).initial
-            parts["slots"] = np.tile(initial, (parts["keys"].size, 1))
-        exported[table.name] = parts
-    for name in taken:
-        store.import_table(name, exported[name])
+            contents = {n: values for n, values in contents.items() if n not in _OF_SOK}
+        if taken[entry["name"]] == WITHOUT_SLOTS:
+            initial = store.slot_layout(entry["name"]).initial
+            contents["slots"] = np.tile(initial, (contents["keys"].size, 1))
+        state = table_state.TableState(
+            entry["name"],
+            contents,
+            found["pending"],
+            UpdatePolicy(**entry["policy"]),
+            num_deferred=found["pending"]["keys"].size,
+            accesses=found.get("accesses"),
+            replicas=found.get("copies") if has_replicas else None,
+            admission=found.get("admission"),
+        )
+        states.append(state)
+    table_state.replace(store, states)
     _warn_of_seeds({t["name"]: t.get("seed") for t in manifest["tables"]}, store, place)
     rates = {name: np.asarray(arrays[name]) for name in _RATES if name in arrays}
     store.rates.restore(rates, [table.name for table in saved])
+    table_state.replace_replicas(store, states, is_in_window=False)
+    table_state.defer(store, states, is_engine_next=is_engine_next)
 
 
 def _warn_of_seeds(saved: Mapping[str, int | None], store: Any, place: str) -> None:
@@ -314,10 +342,14 @@ class StoreState(tf.train.experimental.PythonState):
         self._listeners.append(listener)
 
     def serialize(self) -> bytes:
-        """Returns the store's state as an .npz file, or b"" within `excluded_from_checkpoint`."""
-        if id(self._store) in _apart:
+        """Returns the store's state as an .npz file.
+
+        The result is b"" within `excluded_from_checkpoint`, and in a SavedModel, which contains the
+        rows as variables.
+        """
+        if id(self._store) in _apart or _compat.is_saving_model():
             return b""
-        return to_bytes(export_state(self._store))
+        return to_bytes(self.export())
 
     def deserialize(self, string_value: bytes) -> None:
         """Replaces the store's state by the result of `serialize`.
@@ -332,7 +364,20 @@ class StoreState(tf.train.experimental.PythonState):
                 f"{self._place}: this checkpoint has its tables in separate files. Restore it with "
                 "slipstream_tf.distributed.CheckpointManager(..., store=layer.store)."
             )
-        restore_state(self._store, from_bytes(string_value, self._place), self._place)
+        with tf.init_scope():
+            self.restore(from_bytes(string_value, self._place))
+
+    def export(self) -> dict[str, np.ndarray]:
+        """Returns `export_state` of the store."""
+        return export_state(self._store)
+
+    def restore(self, arrays: Mapping[str, Any]) -> None:
+        """Replaces the store's state by the result of `export`.
+
+        Raises:
+            ValueError: See `restore_state`.
+        """
+        restore_state(self._store, arrays, self._place, is_engine_next=bool(self._listeners))
         for listener in self._listeners:
             listener()
 

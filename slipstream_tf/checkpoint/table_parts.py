@@ -16,10 +16,10 @@ from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import array_file, spilled
 from slipstream_tf.checkpoint.array_file import Arrays
 from slipstream_tf.checkpoint.store_parts import Rank, file_name
+from slipstream_tf.checkpoint.table_state import TableState, export_table
 from slipstream_tf.checkpoint.tables import KINDS, META, name_before, widened
 from slipstream_tf.config import Storage, Table
 from slipstream_tf.ops.sealed_rows import SealedRows
-from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables.base import SavedStore, table_contents
 from slipstream_tf.tables.replicas import counts_of
 
@@ -85,41 +85,25 @@ class TablePart:
     """The data of one table on one rank.
 
     Attributes:
-        name: The name of the table.
+        state: The state of the table. Its contents are only the changes since the earlier files if
+            `before` is not None. They have no rows if the rows spill to disk.
         dim: The number of values per row.
         slots: The number of slot values per row.
         rule: The class name of the update rule. None if the store does not update the rows.
-        contents: The rows on this rank, from `store.export_table(name, flush=False)`. None if
-            another rank writes the same rows.
-        accesses: Keys int64 [n] and counts float32 [n] of this rank if the contents do not include
-            them, else None.
-        deferred: Deferred gradients, from `store.export_deferred`.
-        replicas: Replicas of other ranks' rows with this rank's access counts, from
-            `store.export_copies(name)`, or None.
-        is_shadow: Whether the deferred gradients belong to a dry run, which has already applied
-            them.
-        is_leaving: Whether all deferred gradients are due in the next step.
         storage: The storage of the table.
-        sealed: The rows on this rank if they spill to disk. The contents are then empty.
+        sealed: The rows on this rank if they spill to disk.
         rows: The number of rows on this rank, in memory and on disk. 0 if another rank writes them.
         removed: Keys int64 [n] that were removed since the earlier files.
         decays: float32 [n], the factors that the counts of all unchanged rows were multiplied by
             since the earlier files, in order.
         before: The earlier files that the contents extend. None if the contents are all rows.
         number: The number of this change set. 0 if later files cannot extend it.
-        admission: Counters of keys without a row for a table with admission, or None.
     """
 
-    name: str
+    state: TableState
     dim: int
     slots: int
     rule: str | None
-    contents: Arrays | None
-    accesses: Arrays | None
-    deferred: Arrays
-    replicas: Arrays | None = None
-    is_shadow: bool = False
-    is_leaving: bool = False
     storage: Storage = dataclasses.field(default_factory=Storage)
     sealed: SealedRows | None = None
     rows: int = 0
@@ -127,7 +111,10 @@ class TablePart:
     decays: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.float32))
     before: EarlierFiles | None = None
     number: int = 0
-    admission: Arrays | None = None
+
+    @property
+    def name(self) -> str:
+        return self.state.name
 
     def entry(self) -> dict[str, Any]:
         """Returns the table's manifest entry; "rows" counts this rank's rows."""
@@ -148,25 +135,17 @@ class TablePart:
         meta: dict[str, Any] = {
             "rank": rank,
             **{name: getattr(self, name) for name in META},
-            "learning_rate": float(self.deferred["learning_rate"]),
-            "pending_is_shadow": self.is_shadow,
-            "pending_is_leaving": self.is_leaving,
+            "learning_rate": float(self.state.deferred["learning_rate"]),
+            "pending_is_shadow": self.state.policy.is_shadow,
+            "pending_is_leaving": self.state.is_leaving,
         }
-        found = {
-            "contents": self.contents,
-            "copies": self.replicas,
-            "accesses": self.accesses,
-            "pending": self.deferred,
-            "admission": self.admission,
-        }
+        contents, found = self.state.contents, self.state.groups()
         if self.before is not None:
             meta["rows"], meta["before"] = self.rows, list(self.before.checkpoints)
             found["removed"] = {"keys": self.removed}
             found["decays"] = {"counts": self.decays}
         dtypes = {"rows": self.storage.dtype, "slots": self.storage.slot_dtype}
         for name, arrays in found.items():
-            if arrays is None:
-                continue
             if "steps" in arrays:
                 meta[f"{name}_steps"] = [int(step) for step in arrays["steps"]]
             if name == "admission":
@@ -177,8 +156,8 @@ class TablePart:
                 for column in KINDS[name]
                 if column in arrays and (has_use or column != "last_used")
             }
-        if self.contents is not None and "powers" in self.contents:
-            meta["powers"] = [float(power) for power in self.contents["powers"]]
+        if contents is not None and "powers" in contents:
+            meta["powers"] = [float(power) for power in contents["powers"]]
         if self.sealed is not None:
             spilled.save_files(self.sealed, path, earlier)
             meta["spilled"], of_rows = spilled.described(self.sealed, self.storage)
@@ -213,7 +192,6 @@ def writers_of(store: SavedStore, ranks: int) -> dict[str, int]:
 def cut(
     store: SavedStore,
     rank: Rank,
-    policies: Mapping[str, UpdatePolicy] | None = None,
     folder: Path | None = None,
     before: Mapping[str, EarlierFiles] | None = None,
     writers: Mapping[str, int] | None = None,
@@ -227,8 +205,6 @@ def cut(
     Args:
         store: The store to copy.
         rank: The rank of the store.
-        policies: The current policies by table name, which define the tables in a dry run. A table
-            without a policy is not in a dry run.
         folder: The folder for the rank's files. Earlier files are linked there.
         before: The files to extend by table name, from `next_before`. Other tables are copied
             completely.
@@ -237,32 +213,19 @@ def cut(
     Returns:
         One part per table, in the order of the store.
     """
-    is_apart = rank.size > 1 or store.is_in_sok
-    has_replicas = rank.placement != "replicated" and is_apart and store.has_replicas
     parts = []
     for table in store.tables:
-        name, policy = table.name, (policies or {}).get(table.name, UpdatePolicy())
-        found = None if folder is None else (before or {}).get(name)
+        name, layout = table.name, store.slot_layout(table.name)
+        of_rows: dict[str, Any] = {}
         if rank.placement == "replicated" and (writers or {}).get(name, 0) != rank.number:
-            rows = _accesses_of(store, name)
+            # Include all keys, also without an access on this rank, because each has a row.
+            keys = store.keys_of(name)
+            own = {"keys": keys, "counts": counts_of(keys, **store.export_accesses(name))}
+            state, slots = export_table(store, name, None, own), layout.initial.size
         else:
-            rows = _rows_of(store, table, found, folder)
-        deferred = store.export_deferred(name)
-        is_leaving = bool(deferred.pop("is_leaving", False))
-        part = TablePart(
-            name=name,
-            dim=table.dim,
-            rule=store.slot_layout(name).rule,
-            deferred=deferred,
-            replicas=store.export_copies(name) if has_replicas else None,
-            # Gradients that are due in the next step were not deferred by a dry run, regardless of
-            # the current policy.
-            is_shadow=policy.is_shadow and not is_leaving,
-            is_leaving=is_leaving,
-            storage=table.storage,
-            admission=store.export_admission(name) if table.admits else None,
-            **rows,
-        )
+            contents, of_rows = _rows_of(store, table, (before or {}).get(name), folder)
+            state, slots = export_table(store, name, contents), int(contents["slots"].shape[1])
+        part = TablePart(state, table.dim, slots, layout.rule, table.storage, **of_rows)
         parts.append(part)
     return parts
 
@@ -281,21 +244,14 @@ def next_before(
     """
     found = {}
     for index, part in enumerate(parts):
-        if not part.number or part.contents is None:
+        contents = part.state.contents
+        if not part.number or contents is None:
             continue
         name = Path(file_name(0, index)).name
         old = part.before or EarlierFiles(folder, name, (), (), (), 0)
-        checkpoints, rows = (*old.checkpoints, checkpoint), (*old.rows, len(part.contents["keys"]))
+        checkpoints, rows = (*old.checkpoints, checkpoint), (*old.rows, len(contents["keys"]))
         found[part.name] = EarlierFiles(folder, name, checkpoints, old.sizes, rows, part.number)
     return found
-
-
-def _accesses_of(store: SavedStore, name: str) -> dict[str, Any]:
-    """Returns attributes of a `TablePart` for a table that another rank writes."""
-    # Include all keys, also without an access on this rank, because each has a row.
-    keys = store.keys_of(name)
-    own = {"keys": keys, "counts": counts_of(keys, **store.export_accesses(name))}
-    return {"slots": store.slot_layout(name).initial.size, "contents": None, "accesses": own}
 
 
 def _rows_of(
@@ -303,8 +259,8 @@ def _rows_of(
     table: Table,
     before: EarlierFiles | None,
     folder: Path | None,
-) -> dict[str, Any]:
-    """Returns attributes of a `TablePart` for a table that this rank writes.
+) -> tuple[Arrays, dict[str, Any]]:
+    """Returns contents and attributes of a `TablePart` for a table that this rank writes.
 
     Args:
         store: The store.
@@ -312,14 +268,12 @@ def _rows_of(
         before: The earlier files to extend, or None.
         folder: The folder into which they are linked, or None.
     """
-    name, slots = table.name, store.slot_layout(table.name).initial.size
-    accesses = store.export_accesses(name) if store.is_in_sok else None
+    name = table.name
     if store.spills_rows(name):
-        sealed = store.seal_rows(name)
+        sealed, slots = store.seal_rows(name), store.slot_layout(name).initial.size
         empty, no_slots = (np.empty((0, width), np.float32) for width in (table.dim, slots))
         contents = table_contents(np.empty(0, np.int64), empty, no_slots, steps=sealed.steps)
-        of_rows = {"contents": contents, "sealed": sealed, "rows": sealed.rows}
-        return {"slots": slots, "accesses": accesses, **of_rows}
+        return contents, {"sealed": sealed, "rows": sealed.rows}
     if before is not None and before.are_too_many:
         before = None
     changes = store.export_changes(name, 0 if before is None else before.number)
@@ -329,10 +283,7 @@ def _rows_of(
         # The files were removed, or the file system does not support hard links.
         before, changes = None, store.export_changes(name, 0)
     contents = changes.contents
-    return {
-        "slots": int(contents["slots"].shape[1]),
-        "contents": contents,
-        "accesses": accesses,
+    return contents, {
         "rows": len(contents["keys"]) if before is None else store.size(name),
         "removed": changes.removed,
         "decays": changes.decays,

@@ -274,7 +274,7 @@ def _summary(files: RankFiles) -> dict[str, Any] | None:
         "step": tracker["loop"]["step"],
         "threshold": tracker["loop"]["threshold"],
         "hot_keys": {name: len(table["keys"]) for name, table in tracker["tables"].items()},
-        "pending": {part.name: len(part.deferred["keys"]) for part in files.tables},
+        "pending": {part.name: part.state.num_deferred for part in files.tables},
     }
 
 

@@ -88,7 +88,6 @@ class ExchangedStore(CollectingStore, NativeStore):
             **settings,
         }
         require_same(comm, everything, self._names.of("settings"), "an embedding store")
-        self._policies = {table.name: UpdatePolicy() for table in self.tables}
         with tf.device("CPU:0"):
             self._kind = tf.Variable(KINDS.index("gradients"), dtype=tf.int64, trainable=False)
             # Number of table updates, the same on all ranks.

@@ -86,8 +86,7 @@ class TrackedTable:
             self.max_watched = table.storage.rows_in_memory(table.dim, slots) // 2
         self.states = KeyStates.empty()
         self.policy = UpdatePolicy()
-        # Settings that the store received last. None means unknown, so that they are sent again.
-        self._sent_policy: UpdatePolicy | None = None
+        # Whether the store has flags. None means unknown, so that they are sent again.
         self._has_flags: bool | None = None
 
     @property
@@ -184,10 +183,9 @@ class TrackedTable:
         self._has_flags = bool(keys.size)
 
     def set_policy(self) -> None:
-        """Sends the update policy to the store if it has changed."""
-        if self.policy != self._sent_policy:
+        """Sends the update policy to the store if the store has another policy."""
+        if self.policy != self._store.policy_of(self.name):
             self._store.set_update_policy(self.name, self.policy)
-        self._sent_policy = self.policy
 
     def take_counts(self) -> UpdateCounts:
         """Returns the counts of gradient rows since the last call.
@@ -238,7 +236,7 @@ class TrackedTable:
         policy = UpdatePolicy(**state["policy"])
         decays = policy.decay_skipped and configured.decay_skipped
         self.policy = dataclasses.replace(policy, decay_skipped=decays)
-        self._sent_policy = self._has_flags = None
+        self._has_flags = None
         self._snapshot = tf.constant(state["snapshot"][self._own_rows(state)], tf.float32)
         before, now = UpdateCounts(**state["counts"]), self._store.update_counts(self.name)
         self._counts = _since(now, before)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from slipstream_tf import _compat, optimizers
 from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid, require_choice
-from slipstream_tf.checkpoint.store_state import StoreState, export_state, restore_state
+from slipstream_tf.checkpoint.store_state import StoreState
 from slipstream_tf.config import Table
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.contract import (
@@ -189,11 +189,11 @@ class EmbeddingCollection(keras.layers.Layer):
         self.follows_optimizer = apply is None
         self._optimizer_ref: Callable[[], Any] = lambda: None
         self.apply = require_apply(apply, self.store, self.name)
+        self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._add_anchors()
         add_rows_weight(self, self.store)
         # Bypasses attribute tracking, which would add it to TensorFlow checkpoints.
         object.__setattr__(self, "_exported", ExportedRows(self))
-        self._store_state = StoreState(self.store, f"layer {self.name!r}")
         self._engine: Any = None
         self.built = True
 
@@ -487,14 +487,16 @@ class EmbeddingCollection(keras.layers.Layer):
         return sum(self.store.size(table.name) * table.dim for table in self.tables)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves rows, slots, access counts and steps of all tables.
+        """Saves the complete state of all tables.
 
-        After `include_engine`, it also saves the state of the engine.
+        It consists of rows, slots, access counts, admission filters, times of use, deferred
+        gradients, the numbers of updates and lookups, and learning rates. After `include_engine`,
+        it also includes the state of the engine.
 
         Args:
             store: The mapping of Keras from name to array.
         """
-        for name, value in export_state(self.store).items():
+        for name, value in self._store_state.export().items():
             store[name] = value
         if self._engine is not None:
             store[_ENGINE] = np.frombuffer(self._engine.serialize(), np.uint8)
@@ -509,16 +511,15 @@ class EmbeddingCollection(keras.layers.Layer):
             ValueError: The saved tables or optimizers are different.
         """
         arrays = {name: store[name] for name in store.keys()}  # noqa: SIM118
-        restore_state(self.store, arrays, f"layer {self.name!r}")
+        self._store_state.restore(arrays)
         if _ENGINE in arrays and self._engine is not None:
             self._engine.restore_backup(np.asarray(arrays[_ENGINE], np.uint8).tobytes())
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
-        if save_type != "savedmodel":
-            return children
-        children.pop("_store_state", None)  # For checkpoints only: it contains the slots.
-        return {**children, **self._exported.trackables()}
+        return (
+            {**children, **self._exported.trackables()} if save_type == "savedmodel" else children
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serializable dictionary for `from_config`, without rows."""

@@ -142,8 +142,8 @@ def limit_snapshots(
 ) -> None:
     """Sets how many snapshots of rows are kept, and where.
 
-    `model.get_weights()` creates a snapshot, a copy of all rows, of each `EmbeddingCollection`. The
-    newest snapshots are kept, and in addition each snapshot whose array from `get_weights` is still
+    `model.get_weights()` copies the state of each `EmbeddingCollection` into a snapshot. The newest
+    snapshots are kept, and in addition each snapshot whose array from `get_weights` is still
     referenced, for example by `EarlyStopping`.
 
     Example:
@@ -193,14 +193,14 @@ class RowsWeight(keras.Variable):
         self._store, self._place = store, place
 
     def numpy(self) -> np.ndarray:
-        """Creates a snapshot and returns its token, int64 [].
+        """Creates a snapshot of the complete state and returns its token, int64 [].
 
-        It contains rows, slots and counts. Deferred gradients are applied first.
+        Deferred gradients are copied, not applied.
         """
         return _snapshots.take(self._store)
 
     def assign(self, value: Any) -> Any:
-        """Restores the rows, slots and counts of a snapshot.
+        """Restores the state of a snapshot, except the learning rates.
 
         Args:
             value: A token from `numpy`, of any layer with the same tables and update rule.

@@ -207,6 +207,12 @@ class TrackedStore:
         """Multiplies the access counts of all tables by `factor`, in [0, 1]."""
         raise NotImplementedError
 
+    _policies: dict[str, UpdatePolicy]
+
+    def policy_of(self, table: str) -> UpdatePolicy:
+        """Returns the current update policy of a table."""
+        return self._policies[self._require(table)]
+
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """Sets the policy for a table's gradients, from the next update.
 
@@ -286,16 +292,12 @@ class SavedStore(TrackedStore):
     flushes_with_next_step = False
     writes_rows = False
 
-    def _policy_of(self, table: str) -> UpdatePolicy:
-        """Returns the current update policy of a table."""
-        raise NotImplementedError
-
     def _num_unapplied(self, table: str) -> int:
         """Returns the number of deferred gradients to apply on this rank.
 
         In a dry run it is 0, because gradients were already applied and are only counted.
         """
-        return 0 if self._policy_of(table).is_shadow else self.update_counts(table).deferred_now
+        return 0 if self.policy_of(table).is_shadow else self.update_counts(table).deferred_now
 
     def _require_flushed(self, table: str) -> None:
         """Raises RuntimeError if one of multiple ranks has unapplied deferred gradients."""

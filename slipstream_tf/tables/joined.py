@@ -89,6 +89,7 @@ class JoinedStore(TrackedStore):
     gather = _of_table("gather")
     measure = _of_table("measure")
     hot_keys = _of_table("hot_keys")
+    policy_of = _of_table("policy_of")
     set_update_policy = _of_table("set_update_policy")
     set_row_flags = _of_table("set_row_flags")
     row_flags = _of_table("row_flags")

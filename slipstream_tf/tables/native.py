@@ -64,6 +64,7 @@ class NativeStore(EmbeddingStore):
             raise invalid("tables", names, "a store", "at least one table, with distinct names")
         self.rates = Rates(self.tables, self.optimizer, self._step_of)
         _require_room(self.tables, self.rates.optimizers)
+        self._policies = dict.fromkeys(names, update_policy.UpdatePolicy())
         self.spills = any(table.storage.spill is not None for table in self.tables)
         with tf.init_scope():
             self._handles = [
@@ -287,6 +288,7 @@ class NativeStore(EmbeddingStore):
             )
             raise invalid("policies", "MaskGradients", place, allowed)
         update_policy.set_policy(self._handle_of(table), policy)
+        self._policies[table] = policy
 
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
         update_policy.set_row_flags(self._handle_of(table), keys, flags)
@@ -358,15 +360,10 @@ class CollectingStore(SavedStore):
     the ranks that apply them.
     """
 
-    _policies: dict[str, update_policy.UpdatePolicy]
-
     @property
     def _collector(self) -> NativeStore:
         """The native store that makes lookup plans and defers gradients."""
         raise NotImplementedError
-
-    def _policy_of(self, table: str) -> update_policy.UpdatePolicy:
-        return self._policies[self._require(table)]
 
     def _collect_by(self, table: str, policy: update_policy.UpdatePolicy) -> bool:
         """Sets the policy that collects the gradients of a table.
@@ -376,10 +373,10 @@ class CollectingStore(SavedStore):
         Returns:
             Whether gradients of any table may really be deferred now (not only in a dry run).
         """
-        policy = dataclasses.replace(policy, is_exchanged=True)
-        if not policy.keeps_sums_of(self._policy_of(table)):
+        if not policy.keeps_sums_of(self.policy_of(table)):
             self.flush()
-        NativeStore.set_update_policy(self._collector, table, policy)
+        exchanged = dataclasses.replace(policy, is_exchanged=True)
+        NativeStore.set_update_policy(self._collector, table, exchanged)
         self._policies[table] = policy
         return any(p.mode == "defer" and not p.is_shadow for p in self._policies.values())
 

@@ -390,7 +390,7 @@ class WatchingStore(UpdatedElsewhere):
         rows = self._rows_of(table, watched.saturated)
         watched.configure(policy, rows, self._max_deferred(table))
 
-    def _policy_of(self, table: str) -> UpdatePolicy:
+    def policy_of(self, table: str) -> UpdatePolicy:
         return self._watched[table].policy
 
     def update_counts(self, table: str) -> UpdateCounts:

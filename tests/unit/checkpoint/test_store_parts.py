@@ -20,7 +20,7 @@ from store_files import DEFERS, RULE, SPECS, TABLE, SokLikeStore, restore, save
 from thread_jobs import Job, Threads
 
 from slipstream_tf import Retention, Table, optimizers
-from slipstream_tf.checkpoint import CheckpointMismatchError, array_file, store_parts
+from slipstream_tf.checkpoint import CheckpointMismatchError, array_file, store_parts, table_state
 from slipstream_tf.ops.features import pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.optimizers import SparseOptimizer
@@ -190,8 +190,8 @@ def test_owner_sums_access_counts_of_all_ranks(tmp_path: Path) -> None:
     for number, store in enumerate(now):
         rank = store_parts.Rank(number, 2, "sharded")
         ready = store_parts.prepare(tmp_path / "a", manifest, store, rank)
-        store_parts.replace(store, ready)
-        store_parts.replace_replicas(store, ready, is_in_window=True)
+        table_state.replace(store, ready)
+        table_state.replace_replicas(store, ready, is_in_window=True)
     parts = [store.export_table("t", flush=False) for store in now]
     assert total(parts, "counts") == total([s.accesses for s in saved], "counts")
     assert all(part["keys"].size for part in parts)

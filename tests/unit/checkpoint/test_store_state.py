@@ -13,7 +13,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf import Table, checkpoint, distributed, optimizers
+from slipstream_tf import Retention, Table, checkpoint, distributed, optimizers
 from slipstream_tf.checkpoint.store_state import export_state, flatten, restore_state, unflatten
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.ops.features import FeatureSpec, pack
@@ -92,6 +92,14 @@ def test_tables_are_restored_by_name(form: str, tmp_path: Any, caplog: Any) -> N
         assert line in caplog.text
     with pytest.raises((ValueError, checkpoint.CheckpointError), match="saved with"):
         load()
+
+
+def test_state_of_table_without_filter_clears_filter() -> None:
+    admits = Table("t", 2, retention=Retention(admit_after=3))
+    store, saved = trained([admits], 1), trained([Table("t", 2)], 1)
+    assert store.export_admission("t")["counters"].any() and store.size("t") == 0
+    restore_state(store, export_state(saved), "a test")
+    assert not store.export_admission("t")["counters"].size and store.size("t") == 2
 
 
 def make_model(tables: list[str]) -> keras.Model:

@@ -48,7 +48,7 @@ class Saved:
         name = str(len(self.parts) + 1)
         folder = self._folder / name / "rank-0"
         folder.mkdir(parents=True)
-        (part,) = table_parts.cut(self._store, ALONE, None, folder, self._before)
+        (part,) = table_parts.cut(self._store, ALONE, folder, self._before)
         part.write(folder / "table-000", name, 0)
         self._before = written([part], folder, name)
         self.parts.append(part)
@@ -113,7 +113,7 @@ def test_file_contains_changed_rows_only(tmp_path):
     write(store, np.arange(5), 2.0)
     store.remove_rows("t", np.array([999]))
     assert_is(store, saved.save())
-    assert len(saved.parts[-1].contents["keys"]) == 5
+    assert len(saved.parts[-1].state.contents["keys"]) == 5
     assert saved.newest.stat().st_size < first.stat().st_size / 20
     before = name_before(saved.newest, 0)
     assert before.samefile(first)
@@ -128,14 +128,14 @@ def test_full_part_is_written_before_changes_exceed_table(tmp_path):
     for number in range(12):
         write(store, np.arange(40), number)
         assert_is(store, saved.save())
-    rows = [len(part.contents["keys"]) for part in saved.parts]
+    rows = [len(part.state.contents["keys"]) for part in saved.parts]
     assert rows == [100, 40, 40, 40] * 3
     write(store, np.arange(1), 1.0)
     saved = Saved(store, tmp_path / "small")
     for number in range(20):
         write(store, np.arange(1), number)
         saved.save()
-    rows = [len(part.contents["keys"]) for part in saved.parts]
+    rows = [len(part.state.contents["keys"]) for part in saved.parts]
     assert rows == [100, *[1] * 8] * 2 + [100, 1]
 
 
@@ -147,11 +147,11 @@ def test_all_rows_are_written_without_hard_links(tmp_path, monkeypatch):
     monkeypatch.setattr(table_parts.disk, "link", lambda old, new: False)
     write(store, np.arange(2), 2.0)
     assert_is(store, saved.save())
-    assert len(saved.parts[-1].contents["keys"]) == 10
+    assert len(saved.parts[-1].state.contents["keys"]) == 10
     monkeypatch.undo()
     write(store, np.arange(2), 3.0)
     assert_is(store, saved.save())
-    assert len(saved.parts[-1].contents["keys"]) == 2
+    assert len(saved.parts[-1].state.contents["keys"]) == 2
 
 
 def test_earlier_part_is_verified(tmp_path):
@@ -193,7 +193,7 @@ def test_part_of_other_table_raises(tmp_path):
         folder.mkdir(parents=True)
         for table in tables:
             store.write_rows(table.name, np.arange(10 - number), np.ones((10 - number, DIM)))
-        parts = table_parts.cut(store, ALONE, None, folder, before)
+        parts = table_parts.cut(store, ALONE, folder, before)
         for index, part in enumerate(parts):
             part.write(folder.parent / file_name(0, index), str(number), 0)
         before = written(parts, folder, str(number))

@@ -18,6 +18,7 @@ from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint import writing
 from slipstream_tf.checkpoint.manifest import Manifest, read_manifest, require_whole
 from slipstream_tf.checkpoint.table_parts import TablePart
+from slipstream_tf.checkpoint.table_state import TableState
 from slipstream_tf.checkpoint.tables import SavedTable, keep_most_valuable
 from slipstream_tf.checkpoint.writing import RankFiles, finish_with_all, read_engines, write_rank
 
@@ -106,7 +107,8 @@ def part(step: int, table: int) -> TablePart:
         "sums": np.full((3, DIM), step, np.float32),
         "learning_rate": np.float32(step),
     }
-    return TablePart(f"t{table}", DIM, DIM, "Adagrad", contents, None, deferred, rows=ROWS)
+    state = TableState(f"t{table}", contents, deferred, num_deferred=3)
+    return TablePart(state, DIM, DIM, "Adagrad", rows=ROWS)
 
 
 def save(directory: Path, step: int, keep: int = 2) -> None:

@@ -53,6 +53,9 @@ class SmallStore(TrackedStore):
         found = [int(key) in self.rows[table] for key in keys]
         return np.array(rows, np.float32).reshape(-1, DIM), np.array(found, bool)
 
+    def policy_of(self, table):
+        return self.policies.get(table)
+
     def set_update_policy(self, table, policy):
         self.policies[table] = policy
 

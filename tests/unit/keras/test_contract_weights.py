@@ -185,7 +185,7 @@ def test_snapshots_beyond_memory_limit_are_stored_on_disk(model, limits, tmp_pat
     limits(memory_bytes=0, folder=str(tmp_path))
     weights, before = model.get_weights(), contents(model)
     (folder,) = tmp_path.iterdir()
-    assert (folder / "table_0_rows.npy").exists()
+    assert (folder / "table_0_contents_rows.npy").exists()
     train(model)
     model.set_weights(weights)
     assert_same(model, before)
