@@ -244,6 +244,20 @@ def track_variable(layer: Any, variable: Any) -> None:
     layer._track_variable(variable)
 
 
+def track_with(variable: Any, name: str, child: Any) -> None:
+    """Adds an object to every TensorFlow checkpoint that contains a Keras variable.
+
+    Keras leaves layers in lists, tuples and dictionaries out of TensorFlow checkpoints. Their
+    trainable variables are in the checkpoint because the optimizer has them.
+
+    Args:
+        variable: A Keras variable.
+        name: The name of the object next to the variable.
+        child: A TensorFlow trackable.
+    """
+    variable._track_trackable(child, name)
+
+
 def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], None]) -> None:
     """Replaces weights of a built layer, as Keras does for LoRA.
 

@@ -201,6 +201,7 @@ class EmbeddingCollection(keras.layers.Layer):
         self._anchors = add_anchors(self, self.store, self.apply, CheckApply(self))
         if self.apply == "backward":
             (self.update_anchor,) = self._anchors
+        _compat.track_with(self._anchors[0], "rows", self._store_state)
 
     @property
     def compute_dtype(self) -> str:

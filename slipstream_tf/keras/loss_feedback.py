@@ -4,6 +4,7 @@ The loss and its gradients are unchanged. `Slipstream.apply` adds notes to the f
 features such as "skippable" (see `sampling.notes`). The models remove the notes before `call`.
 """
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from slipstream_tf._utils.errors import invalid
 from slipstream_tf.data.spec import FRACTION_OF_STEP, OFFSET
 from slipstream_tf.distributed.batches import scale_loss, scale_loss_by
 from slipstream_tf.keras.contract import reaching_rows
+from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.sampling.notes import take_notes
 from slipstream_tf.sampling.passes import Applied
 
@@ -95,6 +97,19 @@ class LossFeedback(_Mixin):
             comm: The ranks, or None for a single process.
         """
         self._replace("_comm", comm)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "checkpoint":
+            return children
+        # Keras leaves layers in lists, tuples and dictionaries out of TensorFlow checkpoints.
+        found: collections.Counter[str] = collections.Counter()
+        for layer in _compat.layers_in(self):
+            if isinstance(layer, EmbeddingCollection):
+                table = layer.tables[0].name
+                children[f"rows_{table}_{found[table]}"] = layer._store_state
+                found[table] += 1
+        return children
 
     def _replace(self, name: str, value: Any) -> None:
         if getattr(self, name) == value:

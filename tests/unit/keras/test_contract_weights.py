@@ -11,7 +11,13 @@ import tensorflow as tf
 from contract_models import assert_same, contents, data, differ, layer_of, make_layer, make_model
 
 from slipstream_tf import optimizers
-from slipstream_tf.keras import Embedding, EmbeddingCollection, limit_snapshots, row_snapshots
+from slipstream_tf.keras import (
+    Embedding,
+    EmbeddingCollection,
+    Model,
+    limit_snapshots,
+    row_snapshots,
+)
 
 KEYS, LABELS = data()
 
@@ -236,6 +242,80 @@ def test_checkpoint_structure_is_unchanged(model):
     """Checkpoints of releases without this weight must still restore completely."""
     children = tf.train.TrackableView(model).children(layer_of(model))
     assert sorted(children) == ["_store_state", "update_anchor"]
+
+
+CONTAINERS = {
+    "list": lambda user, item: [user, item],
+    "tuple": lambda user, item: (user, item),
+    "dictionary": lambda user, item: {"u": user, "i": item},
+    "nested": lambda user, item: {"towers": [{"u": user}, (item,)]},
+}
+
+
+def layers_in(held):
+    """Returns the layers in a container, in order."""
+    if isinstance(held, keras.layers.Layer):
+        return [held]
+    parts = held.values() if isinstance(held, dict) else held
+    return [layer for part in parts for layer in layers_in(part)]
+
+
+def make_model_with(base, container):
+    """Returns a model of class `base` with two embedding layers in a container."""
+
+    class Towers(base):
+        def __init__(self):
+            super().__init__()
+            layers = [Embedding(None, 4, optimizer="adagrad", name=name) for name in ("u", "i")]
+            self.held = CONTAINERS[container](*layers)
+            self.top = keras.layers.Dense(1)
+
+        def call(self, inputs, training=False):
+            user, item = layers_in(self.held)
+            return self.top(user(inputs, training=training) + item(inputs + 1, training=training))
+
+    model = Towers()
+    model(KEYS[:1, 0])
+    return model
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("form", ["weights", "compiled", "optimizer", "slip.keras.Model", "layers"])
+def test_rows_of_layers_in_containers_are_restored(container, form, tmp_path):
+    base = Model if form == "slip.keras.Model" else keras.Model
+    trained, loaded = models = [make_model_with(base, container) for _ in range(2)]
+    dense = [keras.optimizers.SGD(), keras.optimizers.SGD()]
+    for model, optimizer in zip(models, dense, strict=True):
+        if form == "compiled":
+            model.compile(optimizer)
+        optimizer.build(model.trainable_variables)
+    trained(KEYS[:, 0], training=True)
+    expected = [contents(layer) for layer in layers_in(trained.held)]
+    if form == "weights":
+        trained.save_weights(tmp_path / "x.weights.h5")
+        loaded.load_weights(tmp_path / "x.weights.h5")
+    else:
+        more = [{}, {}]
+        if form == "optimizer":
+            more = [{"optimizer": optimizer} for optimizer in dense]
+        elif form == "layers":
+            more = [{"embeddings": layers_in(model.held)} for model in models]
+        path = tf.train.Checkpoint(model=trained, **more[0]).save(tmp_path / "x")
+        tf.train.Checkpoint(model=loaded, **more[1]).restore(path).assert_consumed()
+    for layer, found in zip(layers_in(loaded.held), expected, strict=True):
+        assert len(found[f"{layer.name} keys"])
+        assert_same(layer, found)
+
+
+def test_checkpoint_without_rows_is_not_consumed(tmp_path):
+    models = [make_model_with(keras.Model, "list") for _ in range(2)]
+    path = tf.train.Checkpoint(model=models[0]).save(tmp_path / "x")  # Keras omits the layers.
+    models[1].compile("sgd", "mse")
+    models[1].optimizer.build(models[1].trainable_variables)
+    for arguments in ({"model": models[1]}, {"model": make_model_with(Model, "list")}):
+        status = tf.train.Checkpoint(**arguments).restore(path)
+        with pytest.raises(AssertionError):
+            status.assert_consumed()
 
 
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
