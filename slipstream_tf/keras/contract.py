@@ -4,6 +4,7 @@ The checks raise an error if a Keras setting would not apply to the rows. They r
 traced, so that `fit` needs no callback.
 """
 
+import gc
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -88,11 +89,32 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
         )
         if needs_step and not getattr(own, "built", False) and layer.store.collects_gradients:
             make_apply_rows(own)
+        _require_one_kind(model, layer, own)
         layer.follow_optimizer(applies_rows(own))
     if not _compat.trains_itself(model):
         for layer in layers:
             layer.connect(_compat.optimizer_of(found, layer.anchors[0]))
     return found
+
+
+def _require_one_kind(model: Any, layer: Any, optimizer: Any) -> None:
+    """Raises ValueError if another model with the layer needs the other mode of the layer."""
+    other = layer.connected_optimizer
+    if other is None or applies_rows(other) == applies_rows(optimizer):
+        return
+    if _compat.optimizer_of(getattr(model, "optimizer", None), layer.anchors[0]) is other:
+        return  # The model is compiled again.
+    gc.collect()  # The other model may be deleted, but not freed.
+    if layer.connected_optimizer is None:
+        return
+    place = f"model {model.name!r}, which shares layer {layer.name!r} with another compiled model"
+    kind = "with" if applies_rows(other) else "without"
+    allowed = (
+        f"an optimizer {kind} settings that need all gradients at once, as in the other model "
+        f"({', '.join(_NEED_STEP[:4])}), because a layer applies gradients in one way. Compile "
+        "both models with the same settings"
+    )
+    raise invalid("optimizer", type(optimizer).__name__, place, allowed)
 
 
 def connect(layers: Any, optimizer: Any) -> None:

@@ -253,6 +253,11 @@ class EmbeddingCollection(keras.layers.Layer):
         """
         self._optimizer_ref = weakref.ref(optimizer)
 
+    @property
+    def connected_optimizer(self) -> Any:
+        """The optimizer from `connect`, or None."""
+        return self._optimizer_ref()
+
     def when_restored(self, listener: Callable[[], None]) -> None:
         """Registers a function to call after a `tf.train.Checkpoint` restores the tables.
 

@@ -136,3 +136,8 @@ def test_random_cases_on_ranks_equal_single_process(
 def test_replicas_stay_within_budget_and_send_few_bytes(run_ranks: Any, count: int) -> None:
     says = "rank {rank} of {count}: all replicas are correct"
     run(run_ranks, "sharded_copies.py", count, says)
+
+
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_calls_of_a_step_are_one_update(run_ranks: Any, placement: str) -> None:
+    run(run_ranks, "one_update.py", 2, "rank {rank}: equal", placement, timeout=120.0)

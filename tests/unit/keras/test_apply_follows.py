@@ -203,3 +203,19 @@ def test_distributed_optimizer_is_wrapped():
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(**CLIPS), comm)
     model = train(make_model(optimizer))
     assert_same(model, contents(stepped(keras.optimizers.SGD(**CLIPS))))
+
+
+def test_models_with_shared_layer_require_one_kind_of_optimizer():
+    layer = make_layer()
+    first = make_model(keras.optimizers.Adam(**CLIPS), layer)
+    with pytest.raises(ValueError, match=r"Invalid `optimizer`: 'SGD' for model .* which shares"):
+        make_model("sgd", layer)
+    assert layer.apply == "step"
+    train(first)
+
+
+def test_model_is_compiled_again_with_other_kind_of_optimizer():
+    model = make_model(keras.optimizers.Adam(**CLIPS))
+    model.compile("sgd", "binary_crossentropy")
+    assert layer_of(model).apply == "backward"
+    train(model)
