@@ -135,8 +135,8 @@ def apply_rows(
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: The sizes do not fit keys and values, or a value or scale is
-            not finite. No row is changed then.
+        tf.errors.InvalidArgumentError: The sizes do not fit keys and values, or a value, a scale
+            or an updated row is not finite. No row is changed then.
     """
     return _loader.library().slipstream_apply_rows(
         handles=list(handles),

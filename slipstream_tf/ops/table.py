@@ -166,7 +166,8 @@ def apply_gradients(
         The operation in a graph, None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: A gradient is not finite. No row is changed then.
+        tf.errors.InvalidArgumentError: A gradient, the sum of a key's gradients or an updated row
+            is not finite. No row is changed then.
     """
     return _loader.library().slipstream_apply_gradients(
         plan=plan,

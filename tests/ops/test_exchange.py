@@ -190,10 +190,31 @@ def test_nonfinite_gradients_are_refused_at_sender_and_owner():
     with pytest.raises(tf.errors.InvalidArgumentError, match="finite"):
         exchange.collect_gradients(plan_of(handles), bad, RATE)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"received gradient of key 8 of table 'a' is not"
+        tf.errors.InvalidArgumentError, match=r"the gradient of key 8 of table 'a' is not"
     ):
         exchange.apply_rows(handles, send_buffer([[1, 0]], [8], [1, np.inf, 1]), RATE)
+    two_ranks = send_buffer([[1, 0], [1, 0]], [8, 8], [1, 1, 1, 1, np.inf, 1])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"received gradient of key 8 of table 'a' is not"
+    ):
+        exchange.apply_rows(handles, two_ranks, RATE)
     assert 8 not in table.export_table(handles[0])["keys"]
+
+
+def test_gradients_of_two_ranks_that_overflow_together_are_refused():
+    handles = make_tables()
+    values = np.repeat([3e38, 3e38], 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="key 8 of table 'a' overflows"):
+        exchange.apply_rows(handles, send_buffer([[1, 0], [1, 0]], [8, 8], values), RATE)
+    assert 8 not in table.export_table(handles[0])["keys"]
+
+
+def test_merged_rows_that_overflow_are_refused_by_the_update():
+    handles = make_tables()
+    merged = exchange.merge_rows(send_buffer([[2, 0]], [8, 8], np.repeat([3e38, 3e38], 3)), [3, 2])
+    assert np.isposinf(merged.values).all() and np.isposinf(merged.squares[0, 0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="key 8 of table 'a' is not finite"):
+        exchange.apply_rows(handles, merged, RATE)
 
 
 def test_nonfinite_gradients_pass_if_allowed():

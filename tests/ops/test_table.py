@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_tf import initializers, optimizers
-from slipstream_tf.config import Retention, Table
+from slipstream_tf.config import Retention, Storage, Table
 from slipstream_tf.ops import _loader, features
 from slipstream_tf.ops.features import FeatureSpec
 from slipstream_tf.tables import NativeStore
@@ -379,6 +379,62 @@ def test_nan_gradient_error_names_position_and_changes_nothing():
     np.testing.assert_array_equal(store.export_table("t0")["rows"], before)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"shape \[2,3\]"):
         store.apply_gradients(plan, [tf.ones([2, 3])])
+
+
+ADAGRAD = optimizers.Adagrad(0.1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "weights", "gradient", "message"),
+    [
+        (optimizers.SGD(0.1), {}, np.nan, 0.0, r"weight of the key in .* example 1, .* is nan"),
+        (optimizers.SGD(0.1), {}, np.inf, 1.0, r"weight of the key in .* example 1, .* is inf"),
+        (ADAGRAD, {}, 1e30, 1e10, r"times the gradient 1\d+\.0+ overflows"),
+        (optimizers.SGD(0.1), {}, 1.0, 3e38, r"sum of the gradients of its 2 uses.* overflows"),
+        (optimizers.SGD(10.0), {}, 1.0, 1e38, r"value 0 becomes -inf"),
+        (ADAGRAD, {}, 1.0, 1e20, r"optimizer slot 0 becomes inf"),
+        (optimizers.Adam(0.1), {}, 1.0, 1e20, r"optimizer slot 4 becomes inf"),
+        (
+            optimizers.SGD(1.0),
+            {"storage": Storage(dtype="float16")},
+            1.0,
+            4e4,
+            r"at most 65504 \(float16\)",
+        ),
+        (
+            optimizers.SGD(1.0),
+            {"storage": Storage(dtype="bfloat16")},
+            1.0,
+            1.7e38,
+            r"at most 3.38e38 \(bfloat16\)",
+        ),
+        (optimizers.Adagrad(0.1, l2=0.1, decay="all"), {}, 1.0, 1e20, r"slot 0 becomes inf"),
+    ],
+)
+def test_update_that_overflows_raises_and_changes_nothing(
+    optimizer, settings, weights, gradient, message
+):
+    store = make_store(optimizer=optimizer, **settings)
+    keys = np.array([[5, 6], [5, 7]])
+    factors = tf.constant([[1.0, 1.0], [weights, 1.0]])
+    _, plan = lookup(store, {"f": keys}, one_table(), weights={"f": factors})
+    before = store.export_table("t0")
+    match = r"key 5 of table 't0' .*" + message + ".*No row was updated"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+        store.apply_gradients(plan, [tf.fill([2, 4], np.float32(gradient))])
+    after = store.export_table("t0")
+    for part in ("keys", "rows", "slots", "steps"):
+        np.testing.assert_array_equal(after[part], before[part])
+    # The next update succeeds.
+    _, plan = lookup(store, {"f": keys}, one_table())
+    store.apply_gradients(plan, [tf.fill([2, 4], np.float32(0.5))])
+    assert np.isfinite(store.export_table("t0")["rows"]).all()
+
+
+def test_evaluation_with_nan_weight_returns_nan():
+    store = make_store()
+    pooled, _ = lookup(store, {"f": np.array([[5]])}, one_table(), False, weights={"f": [[np.nan]]})
+    assert np.isnan(pooled[0]).all()
 
 
 def test_unknown_table_error_names_table():

@@ -91,6 +91,10 @@ Status StorePulled(const PulledMessages& messages, const std::vector<RowsView>& 
   };
   ForEachPulledPart(plan->tables, messages.keys, rows,
                     [&](const BufferPart& part, RowUnpacker* unpacker) {
+                      // The slots of replicas may be placeholders (UpdateRule::FillSlots).
+                      for (int s = 0; s < kNumShards; ++s) {
+                        part.table->rows().shard(s)->is_in_range = false;
+                      }
                       const auto find = [&](int64_t i, uint32_t* index) {
                         const auto uses = static_cast<float>(planned[i].uses);
                         return part.table->rows().FindOrInsert(part.keys[i], uses, index);

@@ -6,10 +6,12 @@
 #include <functional>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "cc_ops/core/lookup/key_sort.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
+#include "cc_ops/core/update/checked_update.h"
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/core/update/row_sweep.h"
 
@@ -69,18 +71,24 @@ class TableArrivals {
     if (n > 0) parts_.push_back({keys, rows, n});
   }
 
-  // Sorts all rows by shard. Returns InvalidArgument if a row is not finite.
-  Status Sort(int tasks) {
+  // Sorts all rows by shard. Returns InvalidArgument if a row is not finite. ranks: of the buffer.
+  Status Sort(int ranks, int tasks) {
     const int64_t dim = table_->dim();
     std::vector<int64_t> next(kNumShards, 0);
     for (const Part& part : parts_) {
       for (int64_t i = 0; i < part.n; ++i) ++next[ShardOf(part.keys[i])];
-      if (RowIsFinite(part.rows, part.n * dim)) continue;
+      const float pair[] = {largest_, LargestMagnitude(part.rows, part.n * dim)};
+      largest_ = LargestMagnitude(pair, 2);
+      if (std::isfinite(largest_)) continue;
+      const std::string& cause = table_->updates().lost_cause();
+      if (!cause.empty()) return InvalidArgument(cause);
       const int64_t bad = FirstNonFinite(part);
-      return InvalidArgument("the received gradient of key " + std::to_string(part.keys[bad]) +
-                             " of table '" + table_->options().name +
+      return InvalidArgument("the " + std::string(ranks == 1 ? "" : "received ") +
+                             "gradient of key " + std::to_string(part.keys[bad]) + " of table '" +
+                             table_->options().name +
                              "' is not finite; expected finite values. No row was updated");
     }
+    max_arrivals_ = *std::max_element(next.begin(), next.end());
     shard_begin_.assign(kNumShards + 1, 0);
     for (int s = 0; s < kNumShards; ++s) {
       shard_begin_[s + 1] = shard_begin_[s] + next[s];
@@ -99,8 +107,7 @@ class TableArrivals {
   // Loads the rows that are on disk.
   Status LoadRow(const Parallel& parallel) const {
     if (table_->rows().spilled() == nullptr) return OkStatus();
-    std::vector<int64_t> keys;
-    for (const Arrival& arrival : arrivals_) keys.push_back(arrival.key);
+    const std::vector<int64_t> keys = Keys();
     return table_->rows().LoadRow(keys.data(), static_cast<int64_t>(keys.size()),
                                   /*reads=*/false, "the gradients of all ranks need", parallel);
   }
@@ -131,6 +138,20 @@ class TableArrivals {
         begin = next;
       }
     }
+  }
+
+  // Returns the keys of all rows.
+  std::vector<int64_t> Keys() const {
+    std::vector<int64_t> keys;
+    for (const Arrival& arrival : arrivals_) keys.push_back(arrival.key);
+    return keys;
+  }
+
+  // Returns whether the update surely gives finite rows (SurelyFits). scale: factor of the sums.
+  bool Fits(float learning_rate, float scale) const {
+    const double factor = std::max(1., static_cast<double>(std::fabs(scale)));
+    return SurelyFits(*table_, table_->NextRates(learning_rate),
+                      SumBound(max_arrivals_, largest_, factor));
   }
 
   // Begins the update of all rows.
@@ -201,11 +222,36 @@ class TableArrivals {
 
   EmbeddingTable* table_ = nullptr;
   StepRates rates_;
+  float largest_ = 0.f;       // Largest magnitude of the rows.
+  int64_t max_arrivals_ = 0;  // Maximum number of rows per shard; a key has at most as many.
   std::vector<Part> parts_;
   std::vector<Arrival> arrivals_;              // By shard; after Find, by key and order of arrival.
   std::vector<int64_t> shard_begin_;           // [shards + 1]; positions in `arrivals_`.
   std::vector<std::vector<ArrivedKey>> keys_;  // [tasks]
   std::atomic<int64_t> dropped_{0};            // Keys without a row.
+};
+
+// Rows that an update creates, to remove them if it fails.
+class NewRows {
+ public:
+  // Call it before the rows of the keys are created.
+  void Expect(EmbeddingTable* table, std::vector<int64_t> keys) {
+    const auto has_row = [&](int64_t key) { return table->rows().Has(key); };
+    keys.erase(std::remove_if(keys.begin(), keys.end(), has_row), keys.end());
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    tables_.emplace_back(table, std::move(keys));
+  }
+  void Remove() {
+    for (auto& [table, keys] : tables_) {
+      const auto is_absent = [rows = &table->rows()](int64_t key) { return !rows->Has(key); };
+      keys.erase(std::remove_if(keys.begin(), keys.end(), is_absent), keys.end());
+      table->rows().Remove(keys);
+    }
+  }
+
+ private:
+  std::vector<std::pair<EmbeddingTable*, std::vector<int64_t>>> tables_;
 };
 
 Status CheckScale(const std::vector<EmbeddingTable*>& tables, const std::vector<float>& scale) {
@@ -230,14 +276,21 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
   const size_t num_tables = plan.tables.size();
   Status status = options.learning_rate.Check(num_tables);
   if (!status.ok()) return status;
-  status = CheckFinite(plan, gradients, options.learning_rate, parallel);
-  const bool is_lost = !status.ok() && options.passes_non_finite;
-  if (!status.ok() && !is_lost) return status;
+  float largest = 0.f;
+  Status finite = CheckFinite(plan, gradients, options.learning_rate, parallel, &largest);
+  if (!finite.ok() && !options.passes_non_finite) return finite;
   const ExclusiveTableLocks locks(plan.tables);
   try {
     // Whether a sum is collected depends on the row of its key.
     const Status rows = LoadForUpdate(plan, /*with_due=*/false, parallel);
     if (!rows.ok()) return rows;
+    const SumBounds bounds(plan, finite.ok() ? largest : 0.f);
+    if (finite.ok()) finite = bounds.CheckSums(gradients);
+    const bool is_lost = !finite.ok();
+    if (is_lost && !options.passes_non_finite) return finite;
+    for (EmbeddingTable* table : plan.tables) {
+      if (is_lost) table->updates().set_lost_cause(finite.message());
+    }
     const PolicyScratch zeros(plan.tables);
     const std::vector<PooledGradient> none(gradients.size(), {zeros.row.sum.data(), 0});
     std::vector<TableUpdate> updates(num_tables);
@@ -246,13 +299,13 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
       const UpdateRule& rule = plan.tables[t]->options().rule;
       updates[t].Begin(plan, t, rule.RatesOf(options.learning_rate.Of(t), step));
     }
-    const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
+    const std::vector<int64_t> task_begin = BalancedBuckets(plan.unique_begin, parallel.threads);
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
     DeferredOfKeys deferred(plan);
     SendBufferWriter writer(plan.tables, options.ranks, parallel.threads, buffer);
     for (int task = 0; task < parallel.threads; ++task) {
       std::vector<int64_t> maximum(num_tables, 0);
-      for (int64_t b = bounds[task]; b < bounds[task + 1]; ++b) {
+      for (int64_t b = task_begin[task]; b < task_begin[task + 1]; ++b) {
         maximum[static_cast<size_t>(b / kNumShards)] += MaxCollected(plan, b);
       }
       for (size_t t = 0; t < num_tables; ++t) writer.Expect(task, t, maximum[t]);
@@ -260,7 +313,7 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
     status = writer.Reserve(options.reserve);
     if (!status.ok()) return status;
     parallel.run(parallel.threads, [&](int task) {
-      const CellRange buckets = {bounds[task], bounds[task + 1]};
+      const CellRange buckets = {task_begin[task], task_begin[task + 1]};
       deferred.Find(buckets);
       UpdateBuckets(plan, is_lost ? none : gradients, buckets, &updates,
                     [&](const BucketUpdate& update, int64_t next) {
@@ -270,8 +323,10 @@ Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient
                       UpdateBucketByPolicy(update, next, deferred, &scratches[task], rows);
                     });
     });
-    if (options.advance_step) {
-      for (EmbeddingTable* table : plan.tables) table->updates().NextStep();
+    for (size_t t = 0; t < num_tables; ++t) {
+      UpdateState* const state = &plan.tables[t]->updates();
+      if (options.advance_step) state->NextStep();
+      state->set_deferred_bound(is_lost ? state->DeferredBound(0.) : bounds.Deferred(t));
     }
     writer.Pack(parallel);
     if (is_lost) writer.Fill(std::nanf(""));
@@ -329,7 +384,9 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
     std::vector<Status> found(tables.size());
     parallel.run(parallel.threads, [&](int task) {
       const TaskRange own = RangeOf(task, parallel.threads, static_cast<int64_t>(tables.size()));
-      for (int64_t t = own.begin; t < own.end; ++t) found[t] = arrivals[t].Sort(parallel.threads);
+      for (int64_t t = own.begin; t < own.end; ++t) {
+        found[t] = arrivals[t].Sort(buffer.ranks, parallel.threads);
+      }
     });
     for (const Status& of_table : found) {
       if (!of_table.ok()) return of_table;
@@ -339,29 +396,57 @@ Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferVie
       if (!status.ok()) return status;
     }
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(tables));
-    const std::function<void(int)> update_rows = [&](int task) {
-      for (TableArrivals& of_table : arrivals) {
-        const auto t = static_cast<size_t>(&of_table - arrivals.data());
-        of_table.Update(task, options.scale.empty() ? 1.f : options.scale[t], &scratches[task]);
-      }
-    };
+    const auto scale_of = [&](size_t t) { return options.scale.empty() ? 1.f : options.scale[t]; };
+    std::vector<char> fits(tables.size());
+    for (size_t t = 0; t < tables.size(); ++t) {
+      fits[t] = arrivals[t].Fits(options.learning_rate.Of(t), scale_of(t));
+    }
+    const bool is_any_checked = std::find(fits.begin(), fits.end(), false) != fits.end();
+    NewRows new_rows;
+    for (size_t t = 0; is_any_checked && t < tables.size(); ++t) {
+      new_rows.Expect(tables[t], arrivals[t].Keys());
+    }
     parallel.run(parallel.threads, [&](int task) {
       for (TableArrivals& of_table : arrivals) of_table.Find(task, options.create_missing);
     });
+    std::vector<TableBackup> backups;
+    for (size_t t = 0; t < tables.size(); ++t) {
+      if (!fits[t]) backups.emplace_back(tables[t], arrivals[t].Keys());
+    }
     // Allocated after rows were created, because a sweep has one flag per row.
     const bool is_any_swept = std::any_of(tables.begin(), tables.end(),
                                           [](const EmbeddingTable* t) { return IsSwept(*t); });
     std::vector<SweepScratch> sweeps;
     for (int task = 0; is_any_swept && task < parallel.threads; ++task) sweeps.emplace_back(tables);
+    char is_fitting = false;  // Which of the tables the functions update.
+    const std::function<void(int)> update_rows = [&](int task) {
+      for (size_t t = 0; t < tables.size(); ++t) {
+        if (fits[t] == is_fitting) arrivals[t].Update(task, scale_of(t), &scratches[task]);
+      }
+    };
     const std::function<void(int)> sweep_rows = [&](int task) {
-      for (const TableArrivals& of_table : arrivals) of_table.Sweep(task, &sweeps[task]);
+      for (size_t t = 0; t < tables.size(); ++t) {
+        if (fits[t] == is_fitting) arrivals[t].Sweep(task, &sweeps[task]);
+      }
     };
     // No allocations after this point, so that either all rows or none are updated.
-    for (size_t t = 0; t < arrivals.size(); ++t) {
-      arrivals[t].BeginUpdate(options.learning_rate.Of(t));
+    const auto update_tables = [&] {
+      for (size_t t = 0; t < tables.size(); ++t) {
+        if (fits[t] == is_fitting) arrivals[t].BeginUpdate(options.learning_rate.Of(t));
+      }
+      parallel.run(parallel.threads, update_rows);
+      if (is_any_swept) parallel.run(parallel.threads, sweep_rows);
+    };
+    if (is_any_checked) {
+      update_tables();
+      status = CheckOrRestore(&backups);
+      if (!status.ok()) {
+        new_rows.Remove();
+        return status;
+      }
     }
-    parallel.run(parallel.threads, update_rows);
-    if (is_any_swept) parallel.run(parallel.threads, sweep_rows);
+    is_fitting = true;
+    if (backups.size() < tables.size()) update_tables();
     for (TableArrivals& of_table : arrivals) of_table.CountDropped();
   } catch (const std::bad_alloc&) {
     return OutOfMemory("applying the gradients of all ranks", tables);

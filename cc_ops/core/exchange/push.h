@@ -36,8 +36,8 @@ struct CollectOptions {
   // Whether the collection counts as an update of the tables. Set it for tables of replicas,
   // because their gradients are applied by the owners.
   bool advance_step = false;
-  // Whether gradients that are not finite are allowed. The call then collects as if all gradients
-  // were 0, removes due deferred gradients from the tables, and sets all values to NaN.
+  // Whether gradients and sums that are not finite are allowed. The call then collects as if all
+  // gradients were 0, removes due deferred gradients from the tables, and sets all values to NaN.
   bool passes_non_finite = false;
   // Called before any deferred gradient leaves its table. If it fails, no gradient has left.
   ReserveRows reserve = [](int64_t, int64_t, SendTarget*) { return OkStatus(); };
@@ -47,7 +47,7 @@ struct CollectOptions {
 // that the policies do not defer, and deferred sums that are due. A key's rows go to its owner;
 // with ranks = 1 they go to all ranks. Rows are ordered by shard.
 //
-// Returns InvalidArgument for a gradient that is not finite, unless `passes_non_finite`; no
+// Returns InvalidArgument for a gradient or sum that is not finite, unless `passes_non_finite`; no
 // gradient was deferred or collected then. Takes the mutexes of the tables.
 Status CollectGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                         const CollectOptions& options, const Parallel& parallel,
@@ -68,7 +68,8 @@ struct ApplyOptions {
 
 // Applies the gradient rows of all ranks. The call is one update of every table. It adds the rows
 // of a key in the order of the buffer and applies the sum once. Returns InvalidArgument if sizes,
-// keys and values do not match, or if a value or scale is not finite; no row is changed then. Takes
+// keys and values do not match, or if a value, a scale or an updated row is not finite; no row is
+// changed then. Takes
 // the mutexes of the tables.
 Status ApplyRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView& buffer,
                  const ApplyOptions& options, const Parallel& parallel);

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "cc_ops/core/base/float_bits.h"
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/lookup/key_sort.h"
 #include "cc_ops/core/table/eviction.h"
@@ -52,16 +53,19 @@ void ClearPadding(const FeatureView& view, int64_t dim, const PooledOutput& outp
   }
 }
 
-// Fills scale[position] for features that need it; leaves it empty if none does.
-void ComputeScales(const std::vector<FeatureView>& features, const std::vector<Combiner>& combiners,
-                   const Positions& positions, const Parallel& parallel,
-                   std::vector<float>* scale) {
+// Fills scale[position] for features that need it; leaves it empty if none does. Returns the
+// largest magnitude, at least 1; a NaN or infinity if there is one.
+float ComputeScales(const std::vector<FeatureView>& features,
+                    const std::vector<Combiner>& combiners, const Positions& positions,
+                    const Parallel& parallel, std::vector<float>* scale) {
   scale->clear();
   bool is_needed = false;
   for (size_t f = 0; f < features.size(); ++f) {
     is_needed = is_needed || !IsUnscaled(features[f], combiners[f]);
   }
-  if (!is_needed) return;
+  if (!is_needed) return 1.f;
+  // The bits of magnitudes have the order of the magnitudes, followed by infinity and NaNs.
+  std::atomic<uint32_t> max_bits{BitsOf(1.f)};
   scale->assign(static_cast<size_t>(positions.total), 1.f);
   const int tasks = parallel.threads;
   for (size_t f = 0; f < features.size(); ++f) {
@@ -69,15 +73,22 @@ void ComputeScales(const std::vector<FeatureView>& features, const std::vector<C
     if (IsUnscaled(view, combiners[f])) continue;
     parallel.run(tasks, [&](int task) {
       const CellRange range = CellsOf(task, tasks, view.batch);
+      uint32_t bits = 0;
       for (int64_t i = range.begin; i < range.end; ++i) {
         const float factor = BagFactor(view, combiners[f], i);
         for (int64_t p = view.begin(i); p < view.end(i); ++p) {
           const float weight = view.weights == nullptr ? 1.f : view.weights[p];
-          (*scale)[positions.of(static_cast<int>(f), i, p)] = weight * factor;
+          const float own = weight * factor;
+          (*scale)[positions.of(static_cast<int>(f), i, p)] = own;
+          if (view.is_key(p)) bits = std::max(bits, BitsOf(own) & 0x7fffffffu);
         }
+      }
+      uint32_t others = max_bits;
+      while (others < bits && !max_bits.compare_exchange_weak(others, bits)) {
       }
     });
   }
+  return FloatOf(max_bits);
 }
 
 // Pools the features that are not copied.
@@ -155,8 +166,9 @@ void PoolRows(const std::vector<FeatureView>& features, const std::vector<Combin
   LookupPlan* plan = &workspace->plan;
   const Positions positions(features);
   plan->scale.clear();
+  plan->max_scale = 1.f;
   if (targets.row_of_position == nullptr) return;
-  ComputeScales(features, combiners, positions, parallel, &plan->scale);
+  plan->max_scale = ComputeScales(features, combiners, positions, parallel, &plan->scale);
   Pool(plan->tables, features, combiners, positions, workspace->row_of_position, plan->scale,
        outputs, parallel);
 }

@@ -18,6 +18,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "cc_ops/core/containers/flat_table.h"
@@ -57,6 +58,9 @@ struct LookupPlan {
   // Per key position, the factor of the row in its vector: the weight divided by the divisor of the
   // combiner. Empty if all factors are 1.
   std::vector<float> scale;
+  // Largest magnitude in `scale`, at least 1; a NaN or infinity if there is one or if it is
+  // unknown, which makes updates slower.
+  float max_scale = std::numeric_limits<float>::infinity();
 };
 
 // Keys of a batch, sorted by bucket, in batch order within a bucket.

@@ -32,9 +32,16 @@ Status EmbeddingTable::CheckRate(float learning_rate) const {
       "; expected a product below 1 if all rows decay. Decrease learning_rate or weight_decay");
 }
 
+StepRates EmbeddingTable::NextRates(float learning_rate) const {
+  StepRates rates = options_.rule.RatesOf(learning_rate, updates_.step() + 1);
+  if (options_.rule.transforms.DecaysAll()) rates.next_scale = rates.kept * rows_.scale();
+  return rates;
+}
+
 StepRates EmbeddingTable::BeginUpdate(float learning_rate) {
   StepRates rates = options_.rule.RatesOf(learning_rate, updates_.NextStep());
   updates_.set_last_learning_rate(learning_rate);
+  updates_.set_lost_cause("");
   if (options_.rule.transforms.DecaysAll()) {
     rates.scale = rows_.DecayValues(options_.rule.transforms.Kept(learning_rate));
     rates.next_scale = rows_.scale();
@@ -107,8 +114,9 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n,
                            options_.name + "' " + what + ". No row was written");
   };
   const int64_t dim = options_.dim;
+  const float factor = rows_.stored_factor();
   for (int64_t i = 0; i < n * dim; ++i) {
-    if (IsHeldBy(options_.dtype, rows[i])) continue;
+    if (IsHeldBy(options_.dtype, rows[i]) && IsHeldBy(options_.dtype, factor * rows[i])) continue;
     return bad(keys[i / dim], "contains " + std::to_string(rows[i]) + "; expected " +
                                   NumbersHeldBy(options_.dtype));
   }
@@ -129,7 +137,7 @@ Status EmbeddingTable::Write(const int64_t* keys, const float* rows, int64_t n,
     }
     for (int64_t i = begin; i < end; ++i) {
       updates_.DropDeferred(keys[i]);
-      rows_.WriteRow(rows + i * dim, targets[i - begin]);
+      rows_.WriteRow(keys[i], rows + i * dim, targets[i - begin]);
     }
   };
   return rows_.ForPartsInMemory(keys, n, /*reads=*/false, "a write needs", parallel, write);

@@ -60,6 +60,9 @@ class EmbeddingTable {
   // Returns InvalidArgument if all rows decay and learning_rate * weight decay is 1 or more,
   // because the decay would set the rows to 0.
   Status CheckRate(float learning_rate) const;
+  // Returns the factors of the next update. If all rows decay, next_scale is at most the scale that
+  // BeginUpdate returns.
+  StepRates NextRates(float learning_rate) const;
   // Begins the next update with a rate that passed CheckRate, and decays all rows if configured.
   // Returns the factors of the update.
   StepRates BeginUpdate(float learning_rate);

@@ -232,10 +232,14 @@ void RowStore::ImportRow(const TableContents& contents, size_t i, StoredRow* row
 
 void RowStore::ImportRows(const TableContents& contents, size_t begin, size_t end, int64_t now,
                           std::vector<RowShard>* shards) {
+  std::vector<float> copy(static_cast<size_t>(layout_.floats()));
   for (size_t i = begin; i < end; ++i) {
     uint32_t index = 0;
     RowShard& shard = (*shards)[ShardOf(contents.keys[i])];
-    ImportRow(contents, i, InsertRow(&shard, contents.keys[i], contents.counts[i], &index));
+    StoredRow* const row = InsertRow(&shard, contents.keys[i], contents.counts[i], &index);
+    ImportRow(contents, i, row);
+    layout_.Read(row, copy.data(), copy.data() + layout_.dim);
+    NoteRange(copy.data(), &shard);
     if (tracks_use()) shard.last_used[index] = LastUsedOf(contents, i, now);
   }
 }

@@ -21,6 +21,24 @@ double StandardNormal(uint64_t bits) {
 
 }  // namespace
 
+double RowInitializer::MaxMagnitude() const {
+  const double first = std::fabs(static_cast<double>(a)),
+               second = std::fabs(static_cast<double>(b));
+  switch (kind) {
+    case Kind::kZeros:
+      return 0.;
+    case Kind::kConstant:
+      return first;
+    case Kind::kUniform:
+      // Fill computes the difference of the bounds.
+      return std::max({first, second, std::fabs(static_cast<double>(b) - static_cast<double>(a))});
+    case Kind::kNormal:
+      // The smallest argument of the logarithm is 2^-24.
+      return first + std::sqrt(48. * std::log(2.)) * second;
+  }
+  return 0.;
+}
+
 void RowInitializer::Fill(int64_t key, int64_t dim, float* row) const {
   switch (kind) {
     case Kind::kZeros:

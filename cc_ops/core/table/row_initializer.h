@@ -18,6 +18,8 @@ struct RowInitializer {
   float b = 0.f;
   uint64_t seed = 0;
 
+  // Returns the largest magnitude of a value that Fill can write, before rounding to float.
+  double MaxMagnitude() const;
   // Writes `dim` values to `row`.
   void Fill(int64_t key, int64_t dim, float* row) const;
 };

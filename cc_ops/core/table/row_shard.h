@@ -25,6 +25,9 @@ struct RowShard {
   std::vector<int64_t> last_used;  // Last access by index; empty unless RowStore::tracks_use.
   // Whether a row changed, by index; used while RowStore tracks changes (TakeChanges).
   std::vector<uint8_t> changed;
+  // Whether all rows are in range (ValueRange). Once false, it stays false until all rows are
+  // replaced, and updates of the table are checked (checked_update.h).
+  bool is_in_range = true;
 
   // Prefetches the members that a lookup reads first.
   SLIPSTREAM_PREFETCHES void Prefetch() const {

@@ -16,6 +16,30 @@ namespace {
 
 std::string Of(const TableOptions& options) { return " of table '" + options.name + "'"; }
 
+// Returns InvalidArgument if a value or slot of a new row may exceed its type.
+Status CheckInitialRow(const TableOptions& options) {
+  const double maximum = options.initializer.MaxMagnitude();
+  if (!IsHeldBy(options.dtype, static_cast<float>(maximum))) {
+    return InvalidArgument("initializer" + Of(options) + " gives values of up to " +
+                           std::to_string(maximum) + "; expected " + NumbersHeldBy(options.dtype));
+  }
+  // While all rows decay, stored values are larger; see RowStore::DecayValues.
+  constexpr double kMaxIfDecaying = 1e9;
+  if (options.rule.transforms.DecaysAll() && maximum > kMaxIfDecaying) {
+    return InvalidArgument("initializer" + Of(options) + " gives values of up to " +
+                           std::to_string(maximum) +
+                           "; expected at most 1e9 in magnitude if all rows decay");
+  }
+  std::vector<float> slots(static_cast<size_t>(options.rule.SlotsPerRow(options.dim)));
+  options.rule.InitSlots(options.dim, slots.data());
+  for (const float slot : slots) {
+    if (IsHeldBy(options.slot_dtype, slot)) continue;
+    return InvalidArgument("an initial slot" + Of(options) + " is " + std::to_string(slot) +
+                           "; expected " + NumbersHeldBy(options.slot_dtype));
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status ValidateTableOptions(const TableOptions& options) {
@@ -76,7 +100,7 @@ Status ValidateTableOptions(const TableOptions& options) {
                              " is " + std::to_string(value) + "; expected a finite number");
     }
   }
-  return OkStatus();
+  return CheckInitialRow(options);
 }
 
 RowStore::RowStore(const TableOptions& options)
@@ -173,6 +197,7 @@ StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) 
     float* const made = layout_.is_floats() ? RowLayout::Floats(row) : copy.data();
     MakeNewRow(key, made);
     DivideByScale(made);
+    NoteRange(made, &shard);
     if (!layout_.is_floats()) {
       layout_.WriteValues(made, row);
       layout_.WriteSlots(made + layout_.dim, row);
@@ -182,10 +207,18 @@ StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) 
   return row;
 }
 
+void RowStore::NoteRange(const float* row, RowShard* shard) const {
+  if (options_.rule.IsInRange(layout_.dim, layout_.range().max_value, row)) return;
+  shard->is_in_range = false;
+}
+
+bool RowStore::is_in_range() const {
+  return std::all_of(shards_.begin(), shards_.end(),
+                     [](const RowShard& shard) { return shard.is_in_range; });
+}
+
 float RowStore::DecayValues(double kept) {
-  // Far from the smallest float, so that stored values stay finite.
-  constexpr double kSmallest = 1e-12;
-  if (scale_ < kSmallest) {
+  if (will_rescale()) {
     std::vector<float> copy(static_cast<size_t>(layout_.floats()));
     for (RowShard& shard : shards_) {
       for (const HashIndex::Entry& entry : shard.index.entries()) {
@@ -205,15 +238,21 @@ float RowStore::DecayValues(double kept) {
 
 void RowStore::DivideByScale(float* values) const {
   if (scale_ == 1.0) return;
-  const float factor = 1.f / scale();
+  const float factor = stored_factor();
   for (int64_t j = 0; j < layout_.dim; ++j) values[j] *= factor;
 }
 
-void RowStore::WriteRow(const float* values, StoredRow* row) const {
-  if (scale_ == 1.0) return layout_.WriteValues(values, row);
-  std::vector<float> divided(values, values + layout_.dim);
-  DivideByScale(divided.data());
-  layout_.WriteValues(divided.data(), row);
+void RowStore::WriteRow(int64_t key, const float* values, StoredRow* row) {
+  std::vector<float> divided;
+  if (scale_ != 1.0) {
+    divided.assign(values, values + layout_.dim);
+    DivideByScale(divided.data());
+    values = divided.data();
+  }
+  if (!AreAtMost(layout_.range().max_value, layout_.dim, values)) {
+    shards_[ShardOf(key)].is_in_range = false;
+  }
+  layout_.WriteValues(values, row);
 }
 
 void RowStore::CopyRow(int64_t key, const StoredRow* found, float* values) const {

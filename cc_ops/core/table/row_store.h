@@ -167,6 +167,12 @@ class RowStore {
   // except that it first rewrites all rows with a scale of 1 if the scale is below 1e-12. Returns
   // the scale before the multiplication.
   float DecayValues(double kept);
+  // Whether the next DecayValues rewrites all rows. The limit is far from the smallest float, so
+  // that stored values stay finite.
+  bool will_rescale() const { return scale_ < 1e-12; }
+  // The scale in full precision, to undo a decay.
+  double exact_scale() const { return scale_; }
+  void set_exact_scale(double scale) { scale_ = scale; }
   RowShard* shard(int64_t s) { return &shards_[s]; }
   const RowShard* shard(int64_t s) const { return &shards_[s]; }
 
@@ -227,6 +233,10 @@ class RowStore {
     *index = entry->index;
     return shard.arena.Row(entry->index);
   }
+  // Whether all rows are in range (RowShard::is_in_range).
+  bool is_in_range() const;
+  // Records in the shard if a row ([layout().floats()], as stored) is not in range.
+  void NoteRange(const float* row, RowShard* shard) const;
   // Prefetches the line of the hash index that Find reads first.
   SLIPSTREAM_PREFETCHES void Prefetch(int64_t key) const {
     shards_[ShardOf(key)].index.Prefetch(KeyedHash(key));
@@ -309,8 +319,10 @@ class RowStore {
     FillNew(key, values);
     DivideByScale(values);
   }
-  // Replaces the values of a row by `values` ([dim]).
-  void WriteRow(const float* values, StoredRow* row) const;
+  // Replaces the values of the row of a key by `values` ([dim]).
+  void WriteRow(int64_t key, const float* values, StoredRow* row);
+  // Factor from values to stored values.
+  float stored_factor() const { return 1.f / scale(); }
   // Writes the initial values and slots of a key, rounded as if stored and read back, to `row`
   // ([layout().floats()]).
   void MakeNewRow(int64_t key, float* row) const;

@@ -1,5 +1,10 @@
 #include "cc_ops/core/table/update_state.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "cc_ops/core/update/rules/row_math.h"
+
 namespace slipstream {
 
 void UpdateState::SetPolicy(const UpdatePolicy& policy) {
@@ -38,6 +43,27 @@ int64_t UpdateState::deferred_bytes() const {
     for (const DeferredGradients& sums : shard.deferred) bytes += sums.bytes();
   }
   return bytes;
+}
+
+double UpdateState::DeferredBound(double gradient) const {
+  if (policy_.mode != UpdatePolicy::Mode::kDefer) return 0.;
+  return gradient + (num_deferred() == 0 ? 0. : deferred_bound_);
+}
+
+void UpdateState::TightenDeferredBound() {
+  // So large that the gradients of many updates are read at most once.
+  constexpr double kLarge = 0x1p30;
+  if (deferred_bound_ <= kLarge) return;
+  float largest = 0.f;
+  for (ShardUpdates& shard : shards_) {
+    for (DeferredGradients& sums : shard.deferred) {
+      for (uint32_t at = sums.oldest(); at != DeferredGradients::kNone; at = sums.next(at)) {
+        const float* const sum = sums.Sum(at);
+        largest = std::max(largest, Largest(dim_, [sum](int64_t j) { return std::fabs(sum[j]); }));
+      }
+    }
+  }
+  deferred_bound_ = largest;
 }
 
 void UpdateState::DropDeferred(int64_t key) {

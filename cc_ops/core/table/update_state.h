@@ -3,6 +3,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_TABLE_UPDATE_STATE_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cc_ops/core/base/hash.h"
@@ -45,6 +46,24 @@ class UpdateState {
   // Drops all deferred gradients because all rows are replaced.
   void DropAllDeferred();
 
+  // Returns an upper bound of the magnitudes of deferred gradients after an update with gradients
+  // of at most `gradient`.
+  double DeferredBound(double gradient) const;
+  // Same, of the gradients that this update applies, including deferred gradients of all ranks.
+  double AppliedBound(double gradient) const {
+    return gradient + policy_.ranks * DeferredBound(gradient);
+  }
+  // Sets DeferredBound(0). Call it after each update.
+  void set_deferred_bound(double bound) { deferred_bound_ = bound; }
+  // Replaces a large bound by the largest magnitude of all deferred gradients. The bound grows in
+  // each update, but gradients do not stay deferred forever.
+  void TightenDeferredBound();
+
+  // Error of the last collection of gradients if it passed on values that are not finite, else
+  // empty. The error of their update repeats it.
+  const std::string& lost_cause() const { return lost_cause_; }
+  void set_lost_cause(const std::string& cause) { lost_cause_ = cause; }
+
   // Number of updates of the table.
   int64_t step() const { return step_; }
   int64_t NextStep() { return ++step_; }
@@ -65,6 +84,8 @@ class UpdateState {
   float last_learning_rate_ = 0.f;
   int64_t step_ = 0;
   int64_t num_dropped_ = 0;
+  double deferred_bound_ = 0.;
+  std::string lost_cause_;
 };
 
 }  // namespace slipstream

@@ -1,6 +1,7 @@
 #include "cc_ops/core/update/deferred_export.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,6 +86,9 @@ Status ImportDeferred(EmbeddingTable* table, const DeferredContents& contents) {
   }
   for (int64_t s = 0; s < kNumShards; ++s)
     table->updates().shard(s)->deferred = std::move(imported[s]);
+  const auto is_smaller = [](float a, float b) { return std::fabs(a) < std::fabs(b); };
+  const auto largest = std::max_element(contents.sums.begin(), contents.sums.end(), is_smaller);
+  table->updates().set_deferred_bound(largest == contents.sums.end() ? 0. : std::fabs(*largest));
   return OkStatus();
 }
 

@@ -1,8 +1,7 @@
 #include "cc_ops/core/update/gradient_update.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
+#include <cmath>
 #include <functional>
 #include <new>
 #include <string>
@@ -10,6 +9,7 @@
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/table/out_of_memory.h"
 #include "cc_ops/core/table/table_locks.h"
+#include "cc_ops/core/update/checked_update.h"
 #include "cc_ops/core/update/policy_update.h"
 #include "cc_ops/core/update/row_sweep.h"
 #include "cc_ops/core/update/rule_loop.h"
@@ -49,30 +49,33 @@ bool IsStacked(const LookupPlan& plan, const std::vector<PooledGradient>& gradie
                      [&](const PooledGradient& g) { return g.stride == offset; });
 }
 
-// Checks the gradients in the order of their memory.
-bool AllFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-               const Parallel& parallel) {
+// Returns the largest magnitude of the gradients, read in the order of their memory; a NaN or
+// infinity if there is one.
+float LargestGradient(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
+                      const Parallel& parallel) {
   const bool is_stacked = IsStacked(plan, gradients);
-  std::atomic<bool> all_finite{true};
+  std::vector<float> of_task(static_cast<size_t>(parallel.threads), 0.f);
   parallel.run(parallel.threads, [&](int task) {
-    bool is_finite = true;
+    float largest[] = {0.f, 0.f};
+    const auto add = [&](const float* values, int64_t n) {
+      largest[1] = LargestMagnitude(values, n);
+      largest[0] = LargestMagnitude(largest, 2);
+    };
     for (size_t f = 0; f < gradients.size(); ++f) {
       const CellRange range = CellsOf(task, parallel.threads, plan.examples[f]);
       const int64_t stride = gradients[f].stride;
       const float* first = gradients[f].data + range.begin * stride;
       const int64_t dim = plan.tables[plan.feature_table[f]]->dim();
       if (is_stacked || stride == dim) {
-        is_finite &= RowIsFinite(first, (range.end - range.begin) * stride);
+        add(first, (range.end - range.begin) * stride);
         if (is_stacked) break;
         continue;
       }
-      for (int64_t i = 0; i < range.end - range.begin; ++i) {
-        is_finite &= RowIsFinite(first + i * stride, dim);
-      }
+      for (int64_t i = 0; i < range.end - range.begin; ++i) add(first + i * stride, dim);
     }
-    if (!is_finite) all_finite = false;
+    of_task[task] = largest[0];
   });
-  return all_finite;
+  return LargestMagnitude(of_task.data(), parallel.threads);
 }
 
 // Same, if rows may have been removed since the lookup.
@@ -94,7 +97,7 @@ void UpdateStaleRows(const BucketUpdate& update, int64_t next, RowScratch* scrat
     SumUses(plan, *update.gradients, first_use, plan.uses_end[u], dim, summed);
     update.table->rows().Change(static_cast<int>(update.bucket % kNumShards), found.index);
     float* const row = layout.Open(found.row, scratch->copy.data());
-    update.table->options().rule.Update(update.rates, dim, summed, row);
+    UpdateOpened(update.table, update.rates, summed, row, update.shard());
     layout.Close(row, plan.unique_key[u], update.rates.rounding, found.row);
   });
 }
@@ -133,12 +136,24 @@ void UpdateBucket(const BucketUpdate& update, int64_t next, const DeferredOfKeys
   }
 }
 
+// Returns the distinct keys of a table in the batch.
+std::vector<int64_t> KeysOfTable(const LookupPlan& plan, size_t table) {
+  std::vector<int64_t> found;
+  for (size_t b = table * kNumShards; b < (table + 1) * kNumShards; ++b) {
+    const CellRange keys = KeysOf(plan, static_cast<int64_t>(b));
+    found.insert(found.end(), plan.unique_key.begin() + keys.begin,
+                 plan.unique_key.begin() + keys.end);
+  }
+  return found;
+}
+
 // Updates the rows of the buckets' shards that are not in the batch, if the table requires it.
+// is_checked: TableUpdate::is_checked of the tables to update.
 void SweepBuckets(const LookupPlan& plan, CellRange buckets,
-                  const std::vector<TableUpdate>& updates, SweepScratch* scratch) {
+                  const std::vector<TableUpdate>& updates, bool is_checked, SweepScratch* scratch) {
   for (int64_t b = buckets.begin; b < buckets.end; ++b) {
     const size_t t = static_cast<size_t>(b / kNumShards);
-    if (!IsSwept(*plan.tables[t])) continue;
+    if (!IsSwept(*plan.tables[t]) || updates[t].is_checked != is_checked) continue;
     ShardSweep sweep(plan.tables[t], b % kNumShards, scratch);
     const CellRange keys = KeysOf(plan, b);
     for (int64_t u = keys.begin; u < keys.end; ++u) sweep.Exclude(plan.unique_key[u]);
@@ -148,29 +163,28 @@ void SweepBuckets(const LookupPlan& plan, CellRange buckets,
 
 }  // namespace
 
-// Tests bits, which compilers vectorize, unlike an ordered sum of floats.
-SLIPSTREAM_SIMD_CLONES bool RowIsFinite(const float* row, int64_t dim) {
-  constexpr uint32_t kExponent = 0x7f800000u;
-  uint32_t is_bad = 0;
-  for (int64_t j = 0; j < dim; ++j) {
-    uint32_t bits;
-    std::memcpy(&bits, row + j, sizeof(bits));
-    is_bad |= (bits & kExponent) == kExponent;
-  }
-  return is_bad == 0;
+SLIPSTREAM_SIMD_CLONES float LargestMagnitude(const float* values, int64_t n) {
+  return Largest(n, [values](int64_t j) SLIPSTREAM_LAMBDA_INLINE { return std::fabs(values[j]); });
+}
+
+bool RowIsFinite(const float* row, int64_t dim) {
+  return std::isfinite(LargestMagnitude(row, dim));
 }
 
 Status CheckFinite(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
-                   const LearningRates& rates, const Parallel& parallel) {
+                   const LearningRates& rates, const Parallel& parallel, float* largest) {
   const Status status = rates.Check(plan.tables.size());
   if (!status.ok()) return status;
-  return AllFinite(plan, gradients, parallel) ? OkStatus() : DescribeNonFinite(plan, gradients);
+  *largest = LargestGradient(plan, gradients, parallel);
+  return std::isfinite(*largest) ? OkStatus() : DescribeNonFinite(plan, gradients);
 }
 
 Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>& gradients,
                       const LearningRates& rates, const Parallel& parallel) {
-  Status status = CheckFinite(plan, gradients, rates, parallel);
-  for (size_t t = 0; t < plan.tables.size() && status.ok(); ++t) {
+  float largest = 0.f;
+  Status status = CheckFinite(plan, gradients, rates, parallel, &largest);
+  const size_t num_tables = plan.tables.size();
+  for (size_t t = 0; t < num_tables && status.ok(); ++t) {
     status = plan.tables[t]->CheckRate(rates.Of(t));
   }
   if (!status.ok()) return status;
@@ -178,9 +192,18 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
   try {
     status = LoadForUpdate(plan, /*with_due=*/true, parallel);
     if (!status.ok()) return status;
+    const SumBounds bounds(plan, largest);
+    status = bounds.CheckSums(gradients);
+    if (!status.ok()) return status;
     // Allocate everything first, so that either all rows or none are updated.
     std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch(plan.tables));
-    std::vector<TableUpdate> updates(plan.tables.size());
+    std::vector<TableUpdate> updates(num_tables);
+    std::vector<TableBackup> backups;
+    for (size_t t = 0; t < num_tables; ++t) {
+      EmbeddingTable* const table = plan.tables[t];
+      updates[t].is_checked = !SurelyFits(*table, table->NextRates(rates.Of(t)), bounds.Applied(t));
+      if (updates[t].is_checked) backups.emplace_back(table, KeysOfTable(plan, t));
+    }
     DeferredOfKeys deferred(plan);
     const bool is_any_swept = std::any_of(plan.tables.begin(), plan.tables.end(),
                                           [](const EmbeddingTable* t) { return IsSwept(*t); });
@@ -188,27 +211,41 @@ Status ApplyGradients(const LookupPlan& plan, const std::vector<PooledGradient>&
     for (int task = 0; is_any_swept && task < parallel.threads; ++task) {
       sweeps.emplace_back(plan.tables);
     }
-    const std::vector<int64_t> bounds = BalancedBuckets(plan.unique_begin, parallel.threads);
+    const std::vector<int64_t> task_begin = BalancedBuckets(plan.unique_begin, parallel.threads);
+    bool is_checked = false;  // Which of the tables the functions update.
     const std::function<void(int)> update_buckets = [&](int task) {
-      const CellRange buckets = {bounds[task], bounds[task + 1]};
+      const CellRange buckets = {task_begin[task], task_begin[task + 1]};
       deferred.Find(buckets);
       UpdateBuckets(plan, gradients, buckets, &updates,
                     [&](const BucketUpdate& update, int64_t next) {
+                      if (updates[update.bucket / kNumShards].is_checked != is_checked) return;
                       UpdateBucket(update, next, deferred, &scratches[task]);
                     });
     };
     const std::function<void(int)> sweep_buckets = [&](int task) {
       const CellRange buckets =
           CellsOf(task, parallel.threads, static_cast<int64_t>(plan.unique_count.size()));
-      SweepBuckets(plan, buckets, updates, &sweeps[task]);
+      SweepBuckets(plan, buckets, updates, is_checked, &sweeps[task]);
     };
-    for (size_t t = 0; t < updates.size(); ++t) {
-      updates[t].Begin(plan, t, plan.tables[t]->BeginUpdate(rates.Of(t)));
+    const auto update_tables = [&] {
+      for (size_t t = 0; t < num_tables; ++t) {
+        if (updates[t].is_checked != is_checked) continue;
+        updates[t].Begin(plan, t, plan.tables[t]->BeginUpdate(rates.Of(t)));
+      }
+      parallel.run(parallel.threads, update_buckets);
+      if (is_any_swept) parallel.run(parallel.threads, sweep_buckets);
+    };
+    if (!backups.empty()) {
+      is_checked = true;
+      update_tables();
+      status = CheckOrRestore(&backups);
+      if (!status.ok()) return status;
+      is_checked = false;
     }
-    parallel.run(parallel.threads, update_buckets);
-    if (is_any_swept) parallel.run(parallel.threads, sweep_buckets);
-    for (size_t t = 0; t < updates.size(); ++t) {
+    if (backups.size() < num_tables) update_tables();
+    for (size_t t = 0; t < num_tables; ++t) {
       plan.tables[t]->updates().AddDropped(updates[t].dropped);
+      plan.tables[t]->updates().set_deferred_bound(bounds.Deferred(t));
     }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("updating rows", plan.tables);

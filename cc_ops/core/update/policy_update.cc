@@ -7,6 +7,7 @@
 
 #include "cc_ops/core/deferral/deferral.h"
 #include "cc_ops/core/table/out_of_memory.h"
+#include "cc_ops/core/update/checked_update.h"
 
 namespace slipstream {
 namespace {
@@ -363,6 +364,7 @@ Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
   if (step == 0 && last_rate == 0.f && !table->updates().policy().is_shadow) return OkStatus();
   // The flush counts as part of the last update. At step 0 the bias correction is not a number.
   const StepRates rates = table->options().rule.RatesOf(last_rate, std::max<int64_t>(step, 1));
+  const bool fits = SurelyFits(*table, rates, table->updates().AppliedBound(0.));
   // Allocate everything here. After this point all gradients are applied or none.
   std::vector<PolicyScratch> scratches(parallel.threads, PolicyScratch({table}));
   // All shards at once, unless rows must be loaded; then as many shards as fit in memory.
@@ -381,12 +383,16 @@ Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel) {
                                 /*reads=*/false, "the deferred gradients need", parallel);
       if (!status.ok()) return status;
     }
+    std::vector<TableBackup> backups;
+    if (!fits) backups.emplace_back(table, std::vector<int64_t>());
     parallel.run(parallel.threads, [&](int task) {
       const CellRange range = CellsOf(task, parallel.threads, last - first);
       for (int64_t s = first + range.begin; s < first + range.end; ++s) {
         ShardUpdater(table, s, rates, step, &scratches[task], nullptr).Flush();
       }
     });
+    const Status status = CheckOrRestore(&backups);
+    if (!status.ok()) return status;
     first = last;
   }
   return OkStatus();

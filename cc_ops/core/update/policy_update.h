@@ -82,8 +82,9 @@ void CollectDeferred(EmbeddingTable* table, PolicyScratch* scratch, CollectedRow
 // the last learning rate are both 0, because the rate of imported gradients is then unknown.
 //
 // The caller holds the mutex of the table exclusively. Throws std::bad_alloc (strong exception
-// guarantee unless the table spills). Returns the errors of RowStore::LoadRow. If a table that
-// spills fails, a part of its gradients may have been applied.
+// guarantee unless the table spills). Returns the errors of RowStore::LoadRow, and
+// InvalidArgument if an updated row would not be finite. If a table that spills fails, a part of
+// its gradients may have been applied.
 Status FlushDeferred(EmbeddingTable* table, const Parallel& parallel);
 
 // Flushes multiple tables, so that an evaluation includes every gradient. Takes their mutexes.

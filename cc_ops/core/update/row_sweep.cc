@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cc_ops/core/update/update_loop.h"
+
 namespace slipstream {
 
 SweepScratch::SweepScratch(const std::vector<EmbeddingTable*>& tables) {
@@ -30,7 +32,6 @@ void ShardSweep::Exclude(int64_t key) {
 }
 
 void ShardSweep::UpdateOthers(StepRates rates) {
-  const UpdateRule& rule = table_->options().rule;
   const RowLayout& layout = table_->rows().layout();
   const int64_t dim = layout.dim;
   float* const gradient = scratch_->gradient.data();
@@ -39,7 +40,7 @@ void ShardSweep::UpdateOthers(StepRates rates) {
     std::fill_n(gradient, dim, 0.f);
     StoredRow* const stored = shard_->arena.Row(entry.index);
     float* const row = layout.Open(stored, scratch_->copy.data());
-    rule.Update(rates, dim, gradient, row);
+    UpdateOpened(table_, rates, gradient, row, shard_);
     layout.Close(row, entry.key, rates.rounding, stored);
   }
 }

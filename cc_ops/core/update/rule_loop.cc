@@ -26,6 +26,10 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   const ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
   const CellRange keys = KeysOf(plan, update.bucket);
+  // Other rows stay in range; see UpdateRule::Fits.
+  constexpr bool kChecks = kWithAll || !Rule::kOnlyAdds;
+  const float max_value = update.table->rows().layout().range().max_value;
+  bool is_in_range = true;
   int64_t use = keys.begin, masked = 0, absent = 0;
   const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
     PrefetchBytes(plan.unique_row[u], row_bytes);
@@ -52,7 +56,11 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
     if (kWithAll && transforms_any) transforms.BeforeRule(rates, dim, summed, row);
     rule.Apply(rates.rate, dim, summed, row);
     if (kWithAll && transforms_any) transforms.AfterRule(rates, dim, row);
+    if (kChecks) {
+      is_in_range &= AreAtMost(max_value, dim, row) && rule.SlotsInRange(dim, row + dim);
+    }
   });
+  if (!is_in_range) update.shard()->is_in_range = false;
   UpdateCounts* const counts = CountsOf(update);
   counts->offered += keys.end - keys.begin - absent;
   counts->sent += keys.end - keys.begin - absent - masked;

@@ -17,6 +17,8 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
   const RowLayout layout = update.table->rows().layout();
   const int64_t slots = rule.Slots(dim), row_bytes = layout.bytes();
   const CellRange keys = KeysOf(plan, update.bucket);
+  const float max_value = layout.range().max_value;
+  bool is_in_range = true;
   int64_t use = keys.begin, absent = 0;
   const auto prefetch = [&](int64_t u, bool /*is_next*/) SLIPSTREAM_LAMBDA_INLINE {
     PrefetchBytes(plan.unique_row[u], row_bytes);
@@ -32,8 +34,10 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
     SumUses(plan, *update.gradients, first_use, use, dim, summed);
     layout.ReadInline(stored, dim, slots, row, row + dim);
     rule.Apply(rates.rate, dim, summed, row);
+    is_in_range &= AreAtMost(max_value, dim, row) && rule.SlotsInRange(dim, row + dim);
     layout.WriteInline(row, dim, slots, plan.unique_key[u], rates.rounding, stored);
   });
+  if (!is_in_range) update.shard()->is_in_range = false;
   UpdateCounts* const counts = CountsOf(update);
   counts->offered += keys.end - keys.begin - absent;
   counts->sent += keys.end - keys.begin - absent;

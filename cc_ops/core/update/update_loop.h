@@ -55,6 +55,8 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateEach(CellRange range, CellRange next, const 
 
 // The keys of one table and shard in a batch, with the data for their update.
 struct BucketUpdate {
+  RowShard* shard() const { return table->rows().shard(bucket % kNumShards); }
+
   const LookupPlan* plan;
   const std::vector<PooledGradient>* gradients;
   EmbeddingTable* table;
@@ -72,6 +74,7 @@ struct TableUpdate {
   }
 
   StepRates rates;
+  bool is_checked = false;  // Whether a TableBackup checks the result.
   bool is_stale = false;
   std::atomic<int64_t> dropped{0};
 };
@@ -226,6 +229,15 @@ struct RowScratch {
   std::vector<float> copy;  // A row and its slots.
 };
 
+// Applies the transforms and the update rule of the table to a row of `shard` that RowLayout::Open
+// returned. gradient: [dim], overwritten.
+inline void UpdateOpened(const EmbeddingTable* table, const StepRates& rates, float* gradient,
+                         float* row, RowShard* shard) {
+  const RowLayout& layout = table->rows().layout();
+  table->options().rule.Update(rates, layout.dim, gradient, row);
+  table->rows().NoteRange(row, shard);
+}
+
 // Applies the transforms and the update rule of the table to the row of a key. gradient: [dim], the
 // summed gradient, overwritten. found.row: not null.
 inline void UpdateRow(EmbeddingTable* table, const StepRates& rates, int64_t key, float* gradient,
@@ -233,7 +245,7 @@ inline void UpdateRow(EmbeddingTable* table, const StepRates& rates, int64_t key
   const RowLayout& layout = table->rows().layout();
   table->rows().Change(ShardOf(key), found.index);
   float* const row = layout.Open(found.row, scratch->copy.data());
-  table->options().rule.Update(rates, layout.dim, gradient, row);
+  UpdateOpened(table, rates, gradient, row, table->rows().shard(ShardOf(key)));
   layout.Close(row, key, rates.rounding, found.row);
 }
 

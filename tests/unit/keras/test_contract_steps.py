@@ -127,7 +127,8 @@ def test_nan_loss_changes_nothing(eager, settings):
     model = train(make_model(optimizer, run_eagerly=eager), 1)
     before = contents(model)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"table 'user'.*(not finite|expected a finite number)"
+        tf.errors.InvalidArgumentError,
+        match=r"table 'user'.*expected (finite values|a finite number)",
     ):
         train(model, 1, np.full_like(LABELS, np.nan))
     assert_same(model, before)
@@ -140,6 +141,44 @@ def test_nan_loss_in_backward_pass_changes_no_row():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"table 'user'"):
         train(model, 1, np.full_like(LABELS, np.nan))
     assert not {name for name in differ(before, contents(model)) if "rows" in name}
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+@pytest.mark.parametrize(
+    ("weight", "upstream", "cause"),
+    [
+        (np.nan, 0.0, "weight of the key in feature 0, example 0, .* is nan"),
+        (np.inf, 1.0, "weight of the key in feature 0, example 0, .* is inf"),
+        (1e30, 1e10, "times the gradient .* overflows"),
+        (1.0, 3e38, "sum of the gradients of its 2 uses"),
+        (1.0, 1e20, "optimizer slot 0 becomes inf"),
+    ],
+)
+def test_update_that_overflows_raises_with_its_cause(apply, weight, upstream, cause):
+    layer = make_layer(apply=apply)
+    optimizer = CombinedOptimizer("sgd") if apply == "step" else keras.optimizers.SGD()
+    optimizer.build(layer.trainable_variables)
+    keys = {table: tf.constant([[1, 2], [1, 2]]) for table in TABLES}
+    weights = {"user": tf.constant([[weight, 1.0], [1.0, 1.0]]), "item": tf.ones([2, 2])}
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            rows = layer(keys, weights=weights, training=True)
+        upstreams = {table: tf.fill(rows[table].shape, factor) for table in TABLES}
+        variables = layer.trainable_variables
+        gradients = tape.gradient(rows, variables, output_gradients=upstreams)
+        optimizer.apply(gradients, variables)
+
+    layer(keys, weights=weights, training=True)
+    before = contents(layer)
+    match = f"key 1 of table 'user' .*{cause}"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match) as error:
+        step(upstream)
+    assert "rank" not in str(error.value) and "received" not in str(error.value)
+    assert_same(layer, before)
+    weights["user"] = tf.ones([2, 2])
+    step(1.0)
+    assert differ(before, contents(layer)) >= {"user rows", "item rows"}
 
 
 def scaled():

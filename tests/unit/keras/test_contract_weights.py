@@ -58,6 +58,26 @@ def test_clone_starts_empty_and_receives_weights(model):
     assert_same(clone, contents(model))
 
 
+@pytest.mark.parametrize("rule", [optimizers.SGD(1.0), optimizers.Adagrad(0.5)])
+def test_weights_of_rows_near_overflow_are_saved_and_loaded(rule, tmp_path):
+    model, factor = make_model(layer=make_layer(rule)), 1e10
+    layer = layer_of(model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="table 'user'"):
+        while factor < 1e39:
+            with tf.GradientTape() as tape:
+                rows = layer(tf.constant([[1, 1], [2, 2]]), training=True)
+            upstream = tf.fill(rows.shape, np.float32(factor))
+            tape.gradient(rows, layer.trainable_variables, output_gradients=upstream)
+            factor *= 2.0
+    before = contents(model)
+    largest = max(np.abs(before[f"user {part}"]).max(initial=0.0) for part in ("rows", "slots"))
+    assert 1e37 < largest < np.inf
+    model.save_weights(tmp_path / "near.weights.h5")
+    restored = make_model(layer=make_layer(rule))
+    restored.load_weights(tmp_path / "near.weights.h5")
+    assert_same(restored, before)
+
+
 class EpochRows(keras.callbacks.Callback):
     """Records rows and weights after each epoch."""
 

@@ -8,6 +8,7 @@ namespace slipstream {
 
 struct Adagrad : RuleBase {
   static constexpr const char* kName = "adagrad";
+  static constexpr bool kOnlyAdds = true;
   static constexpr std::array kDefaults = {0.f, 1e-10f};
   explicit Adagrad(const RuleParameters& p) : initial_sum(p[0]), epsilon(p[1]) {}
 
@@ -22,6 +23,17 @@ struct Adagrad : RuleBase {
       sum[j] = total;
       row[j] -= rate * gradient[j] / std::sqrt(total + epsilon);
     }
+  }
+
+  // The divisor is at least the magnitude of the gradient. If the square of the gradient
+  // underflows, the gradient is much smaller than the root of epsilon.
+  StepBound Bound(double rate, double gradient, int64_t /*dim*/, double /*max_value*/) const {
+    if (!(epsilon >= kMinEpsilon)) return kUnbounded;
+    const double product = 2. * std::fabs(rate) * gradient;
+    return {2. * std::fabs(rate), std::max(product, kMaxSquares + 2. * gradient * gradient)};
+  }
+  SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
+    return AreBetween(0.f, kMaxSquares, dim, slots);
   }
 
   // Compare squares, which needs only one square root.

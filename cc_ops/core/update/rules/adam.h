@@ -30,6 +30,16 @@ struct AdamMoments : RuleBase {
     }
   }
 
+  // rate: of Step. squares: largest sum of squares of gradients. The moments stay between the
+  // previous moments and the gradient or its square, so second moments do not become negative.
+  StepBound BoundOfStep(double rate, double gradient, double squares) const {
+    const bool is_mean = beta_1 >= 0.f && beta_1 <= 1.f && beta_2 >= 0.f && beta_2 <= 1.f;
+    if (!is_mean || !(epsilon >= kMinEpsilon)) return kUnbounded;
+    const double first = 4. * kMaxMoment + 2. * gradient;
+    const double factor = 2. * std::fabs(rate) * std::max(1., 1. / epsilon);
+    return {factor * first, std::max(factor * first, 4. * kMaxSquares + 2. * squares)};
+  }
+
   // Returns the Movement (UpdateRule) for second moments v ([dim]), without momentum: rate *
   // |gradient| over the root of the updated second moment, so that a sum of n similar gradients
   // counts as n steps.
@@ -60,6 +70,13 @@ struct Adam : AdamMoments {
   SLIPSTREAM_ALWAYS_INLINE void Apply(float rate, int64_t dim, const float* __restrict__ gradient,
                                       float* __restrict__ row) const {
     Step(rate, dim, gradient, row, row + dim, row + 2 * dim);
+  }
+
+  StepBound Bound(double rate, double gradient, int64_t /*dim*/, double /*max_value*/) const {
+    return BoundOfStep(rate, gradient, gradient * gradient);
+  }
+  SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
+    return AreAtMost(kMaxMoment, dim, slots) && AreBetween(0.f, kMaxSquares, dim, slots + dim);
   }
 
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {

@@ -24,6 +24,15 @@ struct AdamPerRow : AdamMoments {
     Step(rate * Correction(shares), dim, gradient, row, row + dim, row + 2 * dim);
   }
 
+  // After Advance, shares[0] is at least about half of 1 - beta_1.
+  StepBound Bound(double rate, double gradient, int64_t /*dim*/, double /*max_value*/) const {
+    return BoundOfStep(4. * rate / (1.f - beta_1), gradient, gradient * gradient);
+  }
+  SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
+    return AreAtMost(kMaxMoment, dim, slots) && AreBetween(0.f, kMaxSquares, dim, slots + dim) &&
+           AreBetween(0.f, 1.f, 2, slots + 2 * dim);
+  }
+
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     float shares[] = {row[3 * dim], row[3 * dim + 1]};
     Advance(shares);

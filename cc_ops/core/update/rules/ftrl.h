@@ -32,6 +32,23 @@ struct Ftrl : RuleBase {
     }
   }
 
+  // Roots of sums are between the roots of kMinSum and of the largest new sum.
+  StepBound Bound(double rate, double gradient, int64_t /*dim*/, double max_value) const {
+    if (rate == 0.) return {};
+    const float smallest = std::min({power, l1, l2, l2_shrinkage, beta, rate < 0. ? -1.f : 0.f});
+    if (smallest < 0.f || power > 1.f) return kUnbounded;
+    const double sum = kMaxSquares + 2. * gradient * gradient, root = std::pow(sum, power);
+    const double sigma = 2. * root / rate;
+    const double force = gradient + (2. * l2_shrinkage + sigma) * max_value;
+    const double linear = 2. * (kMaxMoment + force);
+    const double divisor = std::pow(static_cast<double>(kMinSum), power) / rate;
+    const double largest_divisor = 2. * (sigma + beta / rate + 2. * l2);
+    return {2. * linear / divisor, std::max({sum, linear, largest_divisor})};
+  }
+  SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
+    return AreBetween(kMinSum, kMaxSquares, dim, slots) && AreAtMost(kMaxMoment, dim, slots + dim);
+  }
+
   // Returns an upper bound for a replica, because its linear terms are unknown. It assumes that the
   // learning rate did not change: then the linear term of a nonzero value follows from the value
   // and its sum of squares. A value that reaches 0 stays 0.
@@ -58,6 +75,7 @@ struct Ftrl : RuleBase {
     std::fill_n(slots + dim, dim, kUnknown);
   }
 
+  static constexpr float kMinSum = 0x1p-30f;  // Minimum of a sum in range.
   // Linear term of a replica.
   static constexpr float kUnknown = std::numeric_limits<float>::max();
   float power, initial_sum, l1, l2, l2_shrinkage, beta;

@@ -27,6 +27,15 @@ struct Momentum : RuleBase {
     }
   }
 
+  StepBound Bound(double rate, double gradient, int64_t /*dim*/, double /*max_value*/) const {
+    if (!(std::fabs(momentum) <= 1.f)) return kUnbounded;
+    const double step = 2. * std::fabs(rate) * gradient, velocity = kMaxMoment + step;
+    return {step + velocity, velocity};
+  }
+  SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
+    return AreAtMost(kMaxMoment, dim, slots);
+  }
+
   // Ignores the velocity, so that a sum of n similar gradients counts as n steps.
   float Movement(float rate, int64_t dim, const float* gradient, const float* /*row*/) const {
     const float steps = is_nesterov ? 1.f + momentum : 1.f;

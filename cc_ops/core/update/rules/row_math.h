@@ -66,6 +66,33 @@ SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
   return largest;
 }
 
+// Returns whether all of `values` ([n]) are between two numbers of at least 0; false for a NaN or
+// -0. Compares bits as integers, which compilers vectorize.
+SLIPSTREAM_ALWAYS_INLINE bool AreBetween(float minimum, float maximum, int64_t n,
+                                         const float* values) {
+  uint32_t low, high, is_beyond = 0;
+  std::memcpy(&low, &minimum, sizeof(low));
+  std::memcpy(&high, &maximum, sizeof(high));
+  for (int64_t j = 0; j < n; ++j) {
+    uint32_t bits;
+    std::memcpy(&bits, values + j, sizeof(bits));
+    is_beyond |= bits - low > high - low;
+  }
+  return is_beyond == 0;
+}
+
+// Same, whether the magnitudes of the values are at most `maximum`.
+SLIPSTREAM_ALWAYS_INLINE bool AreAtMost(float maximum, int64_t n, const float* values) {
+  uint32_t high, is_beyond = 0;
+  std::memcpy(&high, &maximum, sizeof(high));
+  for (int64_t j = 0; j < n; ++j) {
+    uint32_t bits;
+    std::memcpy(&bits, values + j, sizeof(bits));
+    is_beyond |= (bits & 0x7fffffffu) > high;
+  }
+  return is_beyond == 0;
+}
+
 // Returns the largest square of `values` ([dim]), or a NaN if there is one.
 SLIPSTREAM_ALWAYS_INLINE float LargestSquare(int64_t dim, const float* values) {
   return Largest(dim, [&](int64_t j) SLIPSTREAM_LAMBDA_INLINE { return values[j] * values[j]; });

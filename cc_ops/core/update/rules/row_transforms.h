@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/update/rules/row_math.h"
@@ -75,8 +76,17 @@ struct RowTransforms {
  private:
   static SLIPSTREAM_ALWAYS_INLINE void Shorten(float maximum, int64_t dim,
                                                float* __restrict__ values) {
-    const float norm = std::sqrt(SumOfSquares(dim, values));
+    float norm = std::sqrt(SumOfSquares(dim, values));
     if (norm <= maximum) return;
+    if (!(norm <= std::numeric_limits<float>::max())) {
+      // The squares overflow.
+      constexpr float kScale = 0x1p-80f;
+      float squares = 0.f;
+      for (int64_t j = 0; j < dim; ++j) squares += kScale * values[j] * (kScale * values[j]);
+      norm = std::sqrt(squares);
+      if (norm <= kScale * maximum) return;
+      Multiply(kScale, dim, values);
+    }
     Multiply(maximum / norm, dim, values);
   }
 

@@ -8,6 +8,7 @@ namespace slipstream {
 
 struct RowWiseAdagrad : RuleBase {
   static constexpr const char* kName = "rowwise_adagrad";
+  static constexpr bool kOnlyAdds = true;
   static constexpr std::array kDefaults = {0.f, 1e-10f};
   explicit RowWiseAdagrad(const RuleParameters& p) : initial_sum(p[0]), epsilon(p[1]) {}
 
@@ -22,6 +23,17 @@ struct RowWiseAdagrad : RuleBase {
     for (int64_t j = 0; j < dim; ++j) {
       row[j] -= factor * gradient[j];
     }
+  }
+
+  // As in Adagrad. The mean of the squares is at least the largest square divided by `dim`.
+  StepBound Bound(double rate, double gradient, int64_t dim, double /*max_value*/) const {
+    if (!(epsilon >= kMinEpsilon)) return kUnbounded;
+    const double n = static_cast<double>(dim), step = 2. * std::fabs(rate) * std::sqrt(n);
+    const double factor = 2. * std::fabs(rate) / std::sqrt(static_cast<double>(epsilon));
+    return {step, std::max(factor, kMaxSquares + 2. * n * gradient * gradient)};
+  }
+  SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t /*dim*/, const float* slots) const {
+    return AreBetween(0.f, kMaxSquares, 1, slots);
   }
 
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {

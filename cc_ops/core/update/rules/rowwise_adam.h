@@ -27,6 +27,13 @@ struct RowWiseAdam : AdamMoments {
     }
   }
 
+  StepBound Bound(double rate, double gradient, int64_t dim, double /*max_value*/) const {
+    return BoundOfStep(rate, gradient, static_cast<double>(dim) * gradient * gradient);
+  }
+  SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
+    return AreAtMost(kMaxMoment, dim, slots) && AreBetween(0.f, kMaxSquares, 1, slots + dim);
+  }
+
   // Without momentum, as in Adam.
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {
     const float v = row[2 * dim];

@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/update/rules/row_math.h"
@@ -19,6 +20,26 @@ namespace slipstream {
 constexpr int kMaxRuleParameters = 8;
 using RuleParameters = std::array<float, kMaxRuleParameters>;
 
+// A row is in range if its values are at most ValueRange::max_value in magnitude and its slots are
+// as in SlotsInRange of the rule. Practically all rows are in range. For them, UpdateRule::Fits
+// proves that no result of an update overflows.
+struct ValueRange {
+  float max_value;    // Maximum in a row in range.
+  double max_result;  // Maximum after one update; finite in the type of the values.
+};
+// Maxima of slots in range: sums and means of squares, and moments and other sums.
+constexpr float kMaxSquares = 0x1p90f, kMaxMoment = 0x1p45f;
+// Smallest epsilon for which rules have a bound.
+constexpr float kMinEpsilon = 0x1p-100f;
+
+// Upper bounds of the magnitudes that one update of a row in range can produce. They are doubles,
+// which do not overflow where floats do.
+struct StepBound {
+  double step = 0.;  // Movement of a value.
+  double rest = 0.;  // All slots and intermediate results.
+};
+constexpr StepBound kUnbounded = {std::numeric_limits<double>::infinity(), 0.};
+
 // A rule without slots. In addition, a rule declares:
 //
 //   static constexpr const char* kName;      Name, equal to `rule` of the Python class.
@@ -28,7 +49,14 @@ using RuleParameters = std::array<float, kMaxRuleParameters>;
 //       row: `dim` values, then their slots. rate: from EffectiveRate.
 //   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const;
 //       See UpdateRule.
+//   StepBound Bound(double rate, double gradient, int64_t dim, double max_value) const;
+//       For any row in range and gradients of at most `gradient`. Bounds are too large by a factor
+//       of 2 or more, because Apply rounds. rate: as in Apply. max_value: ValueRange::max_value.
 struct RuleBase {
+  // Whether an update only adds a step to each value, and squares of the gradient or their mean to
+  // each slot. Rows in range then stay in range if the steps are small (UpdateRule::Fits).
+  static constexpr bool kOnlyAdds = false;
+
   // Number of slots (floats) of a row with `dim` values.
   int64_t Slots(int64_t /*dim*/) const { return 0; }
 
@@ -42,6 +70,10 @@ struct RuleBase {
   float SlotSummary(int64_t /*dim*/, const float* /*row*/) const { return 0.f; }
   void FillSlots(int64_t /*dim*/, float /*summary*/, float* /*slots*/) const {}
   void DecaySlots(int64_t /*dim*/, float* /*slots*/) const {}
+
+  // Returns whether the slots ([Slots(dim)]) are in range, so that Bound holds; false if one is a
+  // NaN.
+  bool SlotsInRange(int64_t /*dim*/, const float* /*slots*/) const { return true; }
 };
 
 }  // namespace slipstream

@@ -8,6 +8,7 @@ namespace slipstream {
 
 struct Sgd : RuleBase {
   static constexpr const char* kName = "sgd";
+  static constexpr bool kOnlyAdds = true;
   static constexpr std::array<float, 0> kDefaults = {};
   explicit Sgd(const RuleParameters& /*p*/) {}
 
@@ -16,6 +17,10 @@ struct Sgd : RuleBase {
     for (int64_t j = 0; j < dim; ++j) {
       row[j] -= rate * gradient[j];
     }
+  }
+
+  StepBound Bound(double rate, double gradient, int64_t /*dim*/, double /*max_value*/) const {
+    return {2. * std::fabs(rate) * gradient};
   }
 
   float Movement(float rate, int64_t dim, const float* gradient, const float* /*row*/) const {

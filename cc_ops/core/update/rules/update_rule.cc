@@ -1,6 +1,7 @@
 #include "cc_ops/core/update/rules/update_rule.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/base/simd_clones.h"
@@ -84,6 +85,43 @@ StepRates UpdateRule::RatesOf(float learning_rate, int64_t step) const {
   rates.rounding = Mix64(static_cast<uint64_t>(step));
   rates.kept = static_cast<float>(transforms.Kept(learning_rate));
   return rates;
+}
+
+bool UpdateRule::IsInRange(int64_t dim, float max_value, const float* row) const {
+  bool is_in_range = false;
+  AllRules::Visit(*this, [&](const auto& own) {
+    is_in_range = AreAtMost(max_value, dim, row) && own.SlotsInRange(dim, row + dim);
+  });
+  return is_in_range;
+}
+
+// An update starts from values of at most max_value, multiplies them by `kept`, adds a step
+// (StepBound) and divides by the scale of the table. Clipping and max_norm only shrink.
+//
+// Rows may grow beyond the range over many updates. Therefore all loops check whether updated rows
+// are still in range, except the loop over float rows without transforms for rules that only add
+// (kOnlyAdds), because rounding keeps these rows in range: the float after a power of two L is
+// L + 2^-23 L. The sum of a number of at most L and a step of at most 2^-25 L is thus rounded to at
+// most L.
+bool UpdateRule::Fits(const StepRates& rates, int64_t dim, double gradient, ValueRange range,
+                      bool is_unchecked) const {
+  // Half of the largest float, because results may be rounded up to 16 bits.
+  constexpr double kMaxResult = 0x1p126, kAbsorbed = 0x1p-26;
+  // Twice the gradient of the penalty 2 * l2 * row.
+  const double penalized = gradient + 4. * std::fabs(transforms.l2) * range.max_value;
+  StepBound bound;
+  bool only_adds = false;
+  AllRules::Visit(*this, [&](const auto& own) {
+    bound = own.Bound(rates.rate, penalized, dim, range.max_value);
+    only_adds = own.kOnlyAdds;
+  });
+  const double start = range.max_value * std::max(1., static_cast<double>(rates.kept));
+  const double value = (start + bound.step) / std::min(1.f, rates.next_scale);
+  const bool fits =
+      penalized <= kMaxResult && bound.rest <= kMaxResult && value <= range.max_result;
+  if (!fits || !is_unchecked || !only_adds) return fits;
+  return bound.step <= kAbsorbed * range.max_value &&
+         gradient * gradient <= kAbsorbed * kMaxSquares;
 }
 
 void UpdateRule::Update(StepRates rates, int64_t dim, float* gradient, float* row) const {

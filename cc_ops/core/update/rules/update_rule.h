@@ -36,6 +36,15 @@ struct UpdateRule {
   // Returns all factors of this update, for a table with RowStore::scale 1.
   StepRates RatesOf(float learning_rate, int64_t step) const;
 
+  // Returns whether a row is in range (ValueRange). row: `dim` values, then their slots.
+  bool IsInRange(int64_t dim, float max_value, const float* row) const;
+  // Returns whether one update of any row in range gives finite values of at most
+  // ValueRange::max_result, and finite slots. gradient: maximum magnitude of the summed gradients.
+  // is_unchecked: whether the caller runs the loop that does not check whether rows are still in
+  // range; the result is then also whether they are (see update_rule.cc).
+  bool Fits(const StepRates& rates, int64_t dim, double gradient, ValueRange range,
+            bool is_unchecked) const;
+
   // Applies only the rule. row: `dim` values, then their slots. gradient: `dim` values, which must
   // not overlap the row. rate: from EffectiveRate.
   void Apply(float rate, int64_t dim, const float* gradient, float* row) const;
