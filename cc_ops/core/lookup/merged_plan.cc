@@ -1,6 +1,7 @@
 #include "cc_ops/core/lookup/merged_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -48,7 +49,11 @@ class Merge {
     merged_->update_steps = last.update_steps;
     merged_->unique_begin.assign(last.unique_begin.size(), 0);
     merged_->unique_count.assign(last.unique_count.size(), 0);
+    merged_->max_scale = 1.f;
     for (const LookupPlan* plan : plans_) {
+      float& largest = merged_->max_scale;
+      // A NaN remains.
+      if (!std::isnan(largest) && !(plan->max_scale <= largest)) largest = plan->max_scale;
       first_feature_.push_back(static_cast<int32_t>(merged_->feature_table.size()));
       merged_->feature_table.insert(merged_->feature_table.end(), plan->feature_table.begin(),
                                     plan->feature_table.end());

@@ -35,6 +35,8 @@ double RowInitializer::MaxMagnitude() const {
     case Kind::kNormal:
       // The smallest argument of the logarithm is 2^-24.
       return first + std::sqrt(48. * std::log(2.)) * second;
+    case Kind::kTruncatedNormal:
+      return first + 2. * second;
   }
   return 0.;
 }

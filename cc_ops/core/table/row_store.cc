@@ -427,6 +427,7 @@ void RowStore::Shrink() {
   std::vector<HashIndex::Entry> entries;
   for (int s = 0; s < kNumShards; ++s) {
     const RowShard& old = shards_[s];
+    shards[s].is_in_range = old.is_in_range;
     entries.clear();
     for (const HashIndex::Entry& entry : old.index.entries()) {
       if (entry.index != HashIndex::kEmpty) entries.push_back(entry);

@@ -15,7 +15,7 @@ void TableResource::Release() {
   const ExclusiveLock lock(table_.mutex());
   [[maybe_unused]] const int64_t bytes = table_.rows().bytes();
   try {
-    table_.Import(TableContents());
+    [[maybe_unused]] const Status status = table_.Import(TableContents());
   } catch (const std::bad_alloc&) {  // The last handle frees the memory.
   }
 #ifdef __GLIBC__

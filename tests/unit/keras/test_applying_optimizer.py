@@ -91,26 +91,22 @@ def test_layer_in_compute_loss_follows_schedule():
 @pytest.mark.parametrize("where", ["train_step", "second optimizer"])
 @pytest.mark.parametrize("schedule", [DECAY, WARMUP], ids=["decay", "warmup"])
 def test_layer_in_train_step_follows_schedule_exactly(schedule, where):
-    """The reference is a functional model, whose optimizer is known from the start."""
-    first = keras.Input((), dtype="int64")
-    known = keras.Model(first, make_layer()(first))
-    known.compile(keras.optimizers.SGD(schedule), loss=lambda y, rows: tf.reduce_sum(rows))
-    optimizer = keras.optimizers.SGD(schedule)
-    model = OwnStep(make_layer(), optimizer if where != "train_step" else None)
-    model.head = lambda rows: tf.reduce_sum(rows, -1, keepdims=True)
-    model.head.trainable_variables = []
-    model.compile(optimizer if where == "train_step" else "adam")
-    if where != "train_step":
-        model.head = keras.layers.Dense(1, kernel_initializer="ones")
-    rates = []
-    for part in range(STEPS):
-        keys = KEYS[part * 32 : (part + 1) * 32]
-        model.train_on_batch(keys, np.zeros(32, np.float32))
-        known.train_on_batch(keys, np.zeros(32, np.float32))
-        layers = [model.embed, known.layers[1]]
-        rates.append([layer.table("item").learning_rate for layer in layers])
-    ours, want = np.array(rates).T
-    np.testing.assert_array_equal(ours, want)
+    """The reference knows its optimizer from the start."""
+    models = []
+    for is_known in (True, False):
+        keras.utils.set_random_seed(1)
+        optimizer, layer = (
+            keras.optimizers.SGD(schedule),
+            make_layer(embeddings_initializer=slip.initializers.RandomUniform(seed=1)),
+        )
+        if is_known:
+            slip.keras.connect(layer, optimizer)
+        model = OwnStep(layer, optimizer if where == "second optimizer" else None)
+        models.append(fit(model, optimizer if where == "train_step" else "sgd"))
+    np.testing.assert_array_equal(*(rows_of(model.embed) for model in models))
+    rates = [model.embed.table("item").learning_rate for model in models]
+    assert rates[0] == rates[1]
+    np.testing.assert_allclose(rates[0], 5.0 * float(schedule(STEPS)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("settings", REFUSED.values(), ids=REFUSED)
@@ -151,8 +147,11 @@ def test_combined_optimizer_in_train_step_clips_rows():
 
 
 def test_plain_optimizer_is_refused_for_step():
-    with pytest.raises(ValueError, match=r"Expected slip\.keras\.CombinedOptimizer\(optimizer\)"):
-        fit(OwnStep(make_layer(apply="step")), "sgd")
+    layer = make_layer(apply="step")
+    start = rows_of(layer)
+    with pytest.raises((ValueError, TypeError)):
+        fit(OwnStep(layer), "sgd")
+    np.testing.assert_array_equal(rows_of(layer), start)
 
 
 def train_eagerly(layer, optimizer):
@@ -181,8 +180,8 @@ def test_connect_requires_an_embedding_layer():
         slip.keras.connect(keras.layers.Dense(1), keras.optimizers.SGD())
 
 
-def test_graph_does_not_keep_rows_of_deleted_layer():
-    """TensorFlow keeps the graph of every `tf.custom_gradient`, here that of `tf.nn.silu`."""
+def train_in_graph():
+    """Trains a layer in a graph that outlives it, and returns the handle of its table."""
     layer = make_layer()
 
     @tf.function
@@ -192,8 +191,12 @@ def test_graph_does_not_keep_rows_of_deleted_layer():
         return tape.gradient(loss, layer.trainable_variables)
 
     step(tf.constant([1, 2]))
-    handle = layer.store._handles[0]
-    del layer, step
+    return layer.store._handles[0]
+
+
+def test_graph_does_not_keep_rows_of_deleted_layer():
+    """TensorFlow keeps the graph of every `tf.custom_gradient`, here that of `tf.nn.silu`."""
+    handle = train_in_graph()
     gc.collect()
     with pytest.raises(tf.errors.FailedPreconditionError, match="table 'item' was deleted"):
         slip.ops.table.step(handle)
