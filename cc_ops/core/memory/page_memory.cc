@@ -12,11 +12,17 @@ PageMemory::PageMemory(size_t bytes, size_t min_alignment) {
   const size_t unit = bytes >= kHugePage ? kHugePage : min_alignment;
   const std::align_val_t alignment{unit};
   size_ = RoundUp(bytes, unit);
-  data_ = {static_cast<char*>(::operator new(size_, alignment)), Free{alignment}};
+  data_ = {static_cast<char*>(::operator new(size_, alignment)), Free{alignment, size_}};
 #if defined(__linux__)
   // Only a hint: the memory also works without huge pages.
   if (unit == kHugePage) madvise(data_.get(), size_, MADV_HUGEPAGE);
 #endif
+}
+
+void PageMemory::Free::operator()(char* p) const {
+  // The heap may keep the block for later allocations, but not its pages.
+  DropPages(p, p + size);
+  ::operator delete(p, alignment);
 }
 
 void DropPages(char* begin, char* end) {

@@ -28,11 +28,12 @@ class PageMemory {
 
  private:
   struct Free {
+    void operator()(char* p) const;
     std::align_val_t alignment;
-    void operator()(char* p) const { ::operator delete(p, alignment); }
+    size_t size;
   };
 
-  std::unique_ptr<char, Free> data_{nullptr, Free{}};
+  std::unique_ptr<char, Free> data_{nullptr, Free{std::align_val_t{kLineBytes}, 0}};
   size_t size_ = 0;
 };
 

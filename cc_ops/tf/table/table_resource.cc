@@ -1,9 +1,5 @@
 #include "cc_ops/tf/table/table_resource.h"
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include <set>
 #include <utility>
 
@@ -13,16 +9,10 @@ namespace tf = tensorflow;
 void TableResource::Release() {
   is_released_ = true;
   const ExclusiveLock lock(table_.mutex());
-  [[maybe_unused]] const int64_t bytes = table_.rows().bytes();
   try {
     [[maybe_unused]] const Status status = table_.Import(TableContents());
   } catch (const std::bad_alloc&) {  // The last handle frees the memory.
   }
-#ifdef __GLIBC__
-  // Threads leave free memory of the steps between blocks in use.
-  constexpr int64_t kLarge = 16 << 20;
-  if (bytes >= kLarge) malloc_trim(0);
-#endif
 }
 
 absl::Status TableResource::CheckNotReleased() const {
