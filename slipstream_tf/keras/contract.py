@@ -102,8 +102,10 @@ def _require_one_kind(model: Any, layer: Any, optimizer: Any) -> None:
     other = layer.connected_optimizer
     if other is None or applies_rows(other) == applies_rows(optimizer):
         return
-    if _compat.optimizer_of(getattr(model, "optimizer", None), layer.anchors[0]) is other:
-        return  # The model is compiled again.
+    for part in _compat.layers_in(model):
+        own = _compat.optimizer_of(getattr(part, "optimizer", None), layer.anchors[0])
+        if own is other:
+            return  # The model is compiled again, or contains the other model.
     gc.collect()  # The other model may be deleted, but not freed.
     if layer.connected_optimizer is None:
         return

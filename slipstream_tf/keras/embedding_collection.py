@@ -427,6 +427,8 @@ class EmbeddingCollection(keras.layers.Layer):
         if optimizer is not None:
             require_fitting_optimizer(self, optimizer)
             self.store.follow(optimizer)
+        elif not tf.executing_eagerly():
+            self.store.await_optimizer()
         return training_lookup(self.store, self._anchors, self.apply, packed, stacked, self.name)
 
     def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:

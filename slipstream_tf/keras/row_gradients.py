@@ -61,6 +61,8 @@ def add_anchors(layer: Any, store: Any, apply: str, constraint: Any) -> list[Any
     names = ["update_anchor"]
     if apply == "step":
         names = [f"{table.name}_anchor" for table in store.tables]
+    else:
+        _updates_of(store)  # TensorFlow traces a function twice that creates variables.
     anchors = []
     for index, name in enumerate(names):
         anchor = layer.add_weight(

@@ -59,11 +59,13 @@ class Rates:
         # One reference per optimizer, because models may share a store.
         self._references: dict[int, tuple[Any, tf.Variable]] = {}
         self._restored_reference: float | None = None
-        # The factor of the next update, for steps that were traced before the optimizer was known.
-        self._next_factor: Any = None
+        # Created here, because TensorFlow traces a function twice that creates variables: the factor
+        # of the next update (see `await_optimizer`), and the first reference.
+        self._awaits_optimizer, self._first_reference = False, None
         if any(self._follows):
             with tf.init_scope():
-                self._next_factor = tf.Variable(1.0, trainable=False, name="next_factor")
+                self._next_factor = _scalar(1.0, "next_factor")
+                self._first_reference = _scalar(1.0, "followed_rate")
 
     @property
     def shared(self) -> tf.Variable | None:
@@ -106,6 +108,15 @@ class Rates:
             reference = self._new_reference(optimizer, rate)
         self._optimizer, self._reference = optimizer, reference
 
+    def await_optimizer(self) -> None:
+        """Prepares for an optimizer that is known only when it applies gradients.
+
+        Call it before an update is traced. The update then reads its rate from a variable that
+        `follow_applied` sets.
+        """
+        if self._optimizer is None and any(self._follows):
+            self._awaits_optimizer = True
+
     def follow_applied(self, optimizer: Any) -> None:
         """Follows an optimizer that is known only while it applies gradients.
 
@@ -121,7 +132,7 @@ class Rates:
                 the optimizer was not known yet, for example during the warm-up of a schedule.
         """
         rate = _compat.dense_rate(optimizer)
-        if rate is None or self._next_factor is None:
+        if rate is None or not any(self._follows):
             return
         is_new = id(optimizer) not in self._references
         self.follow(optimizer)
@@ -136,7 +147,8 @@ class Rates:
                 )
                 place = f"the tables {self._names} in a training loop"
                 raise invalid("learning_rate", type(rate).__name__, place, allowed)
-        self._next_factor.assign(self._factor(ahead=1))
+        if self._awaits_optimizer:
+            self._next_factor.assign(self._factor(ahead=1))
 
     def _new_reference(self, optimizer: Any, rate: Any) -> tf.Variable:
         with tf.init_scope():
@@ -145,7 +157,10 @@ class Rates:
                 value = self._restored_reference
             self._restored_reference = None
             # A variable, because TensorFlow would multiply by a constant's rounded reciprocal.
-            reference = tf.Variable(value, trainable=False, dtype=tf.float32, name="followed_rate")
+            reference, self._first_reference = self._first_reference, None
+            if reference is None:
+                reference = _scalar(value, "followed_rate")
+            reference.assign(value)
         alive = {k: found for k, found in self._references.items() if found[0]() is not None}
         self._references = {**alive, id(optimizer): (weakref.ref(optimizer), reference)}
         return reference
@@ -160,7 +175,9 @@ class Rates:
         Returns:
             float32, a scalar for all tables or [tables].
         """
-        factor = self._next_factor if self._optimizer is None else self._factor()
+        factor = self._next_factor if self._awaits_optimizer else None
+        if self._optimizer is not None:
+            factor = self._factor()
         if self.shared is not None:
             return self._rate(0, factor, after)
         rates = [self._rate(index, factor, after) for index in range(len(self._sources))]
@@ -267,6 +284,10 @@ class Rates:
                 source.assign(rates[names.index(name)] if rates.ndim else rates)
         if saved.get("followed_rate") is not None and self._optimizer is None:
             self._restored_reference = float(saved["followed_rate"])
+
+
+def _scalar(value: float, name: str) -> tf.Variable:
+    return tf.Variable(value, trainable=False, dtype=tf.float32, name=name)
 
 
 def require_rate(rate: Any, place: str) -> float:

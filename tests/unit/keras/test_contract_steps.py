@@ -81,7 +81,10 @@ def test_lookup_in_separate_function_trains_rows(wrap):
     loop(plain, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap])
     inner.call = tf.function(inner.call)
     loop(inner, make_head(), CombinedOptimizer("sgd"), WRAPS[wrap])
-    assert_same(inner, contents(plain))
+    # The gradients of the two calls of the function are summed per call first.
+    got = contents(inner)
+    for name, array in contents(plain).items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-8, err_msg=name)
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
