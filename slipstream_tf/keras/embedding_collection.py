@@ -76,10 +76,11 @@ class EmbeddingCollection(keras.layers.Layer):
     **Training.** With `training=True`, new keys get a row, every access is counted, and the
     backward pass of the surrounding `tf.GradientTape` updates the rows. There is one update per
     call of `tape.gradient`, also if the layer is called repeatedly: the gradients of a repeated key
-    are summed first, in the order of the calls. The gradients belong to the given loss. Keras losses are means over the batch, so that the gradient of a row
-    contains the factor 1/batch. Without a tape, rows are created and counted but not updated. With
-    `training=False` (`evaluate`, `predict`) no state changes, and a key without a row returns its
-    initial values. A layer with `trainable=False` does the same in training.
+    are summed first, in the order of the calls. The gradients belong to the given loss. Keras
+    losses are means over the batch, so that the gradient of a row contains the factor 1/batch.
+    Without a tape, rows are created and counted but not updated. With `training=False` (`evaluate`,
+    `predict`) no state changes, and a key without a row returns its initial values. A layer with
+    `trainable=False` does the same in training.
 
     Note: Keras's `fit` passes `training=True` only to a model with the argument `training` in its
     `call`. Under a tape, a layer that receives no `training` argument raises an error.

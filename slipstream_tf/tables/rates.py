@@ -59,8 +59,8 @@ class Rates:
         # One reference per optimizer, because models may share a store.
         self._references: dict[int, tuple[Any, tf.Variable]] = {}
         self._restored_reference: float | None = None
-        # Created here, because TensorFlow traces a function twice that creates variables: the factor
-        # of the next update (see `await_optimizer`), and the first reference.
+        # The factor of the next update (see `await_optimizer`) and the first reference. They are
+        # created here, because TensorFlow traces a function twice that creates variables.
         self._awaits_optimizer, self._first_reference = False, None
         if any(self._follows):
             with tf.init_scope():
