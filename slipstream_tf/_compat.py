@@ -81,7 +81,7 @@ def tensorflow_variable(value: Any) -> Any:
 
 
 def value_without_autocast(variable: Any) -> Any:
-    """Returns the value of a Keras variable in its own dtype.
+    """Returns the value of a Keras variable in the dtype of the variable.
 
     `variable.value` has the compute dtype inside of a model with mixed precision.
     """
@@ -297,13 +297,13 @@ def outermost_layer(layer: Any) -> Any:
 
 
 def trains_itself(model: Any) -> bool:
-    """Returns whether a model has a `train_step` of its own, which may use several optimizers."""
+    """Returns whether a model overrides `train_step`, where it may use multiple optimizers."""
     step = getattr(type(model), "train_step", None)
     return step is not None and not step.__module__.startswith(("keras.", "slipstream_tf."))
 
 
 def applying_optimizer() -> Any:
-    """Returns the Keras optimizer whose `apply` is running in this thread, or None.
+    """Returns the Keras optimizer that is applying gradients in this thread, or None.
 
     Inside of another optimizer, such as `LossScaleOptimizer`, it is the outer one. Keras calls the
     constraints of variables in `apply`, but does not pass the optimizer to them. Therefore the
@@ -358,7 +358,7 @@ def is_recording() -> bool:
 def traced_function() -> Any:
     """Returns the graph of the innermost `tf.function` that this thread traces.
 
-    Loops and branches have graphs of their own, which belong to the function.
+    Loops and branches have separate graphs, which belong to the function.
     """
     import tensorflow as tf
 
@@ -383,8 +383,8 @@ def is_recording_stopped() -> bool:
 def is_recorded_alike(first: Any, second: Any) -> bool:
     """Returns whether the same number of tapes (0, 1 or more) has recorded both tensors.
 
-    Of two tensors that depend on the same variable, a tape that was opened between them has
-    recorded only the second.
+    If both tensors depend on the same variable, a tape that was opened between them has recorded
+    only the second.
     """
     util = importlib.import_module("tensorflow.python.ops.gradients_util")
     possible = util.PossibleTapeGradientTypes

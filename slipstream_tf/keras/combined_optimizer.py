@@ -155,7 +155,7 @@ class _AppliesRows(_Mixin):
             # a constant 0, because a constant would be folded together with the update of the rows
             # (see `training_lookup`).
             dense[index] = tf.convert_to_tensor(variable.value)
-        # If layers share a store, the anchors of one of them receive all gradients.
+        # If layers share a store, only the anchors of the first layer receive gradients.
         stores = {id(anchor.store) for anchor, _ in collected}
         for index, (gradient, variable) in enumerate(zip(dense, variables, strict=True)):
             anchor = anchor_of(variable)

@@ -66,8 +66,8 @@ def reaching_rows(model: Any, optimizer: Any) -> Any:
     Only layers with `apply=None` are affected. If their optimizer has a setting such as
     `global_clipnorm` and is not built yet, it is converted in place to a `CombinedOptimizer`. The
     layers then use `"step"` with a `CombinedOptimizer` and `"backward"` with any other optimizer.
-    All layers are told their optimizer, unless the model has a `train_step` of its own, which may
-    use another one.
+    All layers are connected with their optimizer, unless the model overrides `train_step`, where
+    another optimizer may apply their gradients.
 
     Args:
         model: A Keras model that is being compiled.
@@ -120,7 +120,7 @@ def _require_one_kind(model: Any, layer: Any, optimizer: Any) -> None:
 
 
 def connect(layers: Any, optimizer: Any) -> None:
-    """Tells embedding layers which optimizer will apply their gradients.
+    """Connects embedding layers with the optimizer that will apply their gradients.
 
     `slip.keras.Model` and models that `fit` trains do this themselves. In a custom training loop or
     `train_step`, the layers learn of the optimizer when it applies gradients for the first time.
@@ -133,7 +133,8 @@ def connect(layers: Any, optimizer: Any) -> None:
     >>> slip.keras.connect(layer, keras.optimizers.Adam(1e-3))
 
     Args:
-        layers: A layer, model, or sequence of them. Embedding layers at any depth are connected.
+        layers: A layer or model, or a sequence of layers and models. Embedding layers at any depth
+            are connected.
         optimizer: The Keras optimizer of the layers.
 
     Raises:
@@ -155,7 +156,7 @@ def connect(layers: Any, optimizer: Any) -> None:
 class CheckApply(keras.constraints.Constraint):
     """Constraint of an anchor, which checks the optimizer that applies its gradient.
 
-    Keras has no other hook by which a layer learns of the optimizer in a custom training step.
+    Keras has no other hook that connects a layer with its optimizer in a custom training step.
     """
 
     def __init__(self, layer: Any):

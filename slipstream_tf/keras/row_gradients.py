@@ -112,7 +112,7 @@ def require_one_update(store: Any, layer: str) -> list[Any]:
     """
     updates = _updates_of(store)
     details = (
-        f"The rows of layer {layer!r} were updated by several backward passes before "
+        f"The rows of layer {layer!r} were updated by multiple backward passes before "
         "optimizer.apply. Expected one call of tape.gradient per apply, because each call updates "
         "the rows (apply='backward'). To sum gradients over micro-batches, pass apply='step' to "
         "the layer and use slip.keras.CombinedOptimizer(optimizer) with "
@@ -216,7 +216,7 @@ def training_lookup(
         return list(store.lookup(packed, training=True, stacked=stacked)[0])
     source = _shared_source(store, anchors, apply, layer)
     rows, plan = store.lookup(packed, training=True, stacked=stacked, joins_step=True)
-    # The gradient of another layer's variables is 0, because those of the source get all of it.
+    # The gradient of another layer's variables is 0, because the source has other variables.
     # With "step" it is None, see `CombinedOptimizer`.
     others = [a for a in anchors if a.path not in source.anchors] if apply == "backward" else []
     values = [_compat.value_without_autocast(anchor) for anchor in others]

@@ -31,14 +31,14 @@ def connect_rows(
     pooled: Sequence[tf.Tensor],
     ranks: int,
 ) -> list[tf.Tensor]:
-    """Returns the pooled vectors of a lookup, whose gradients flow to the source.
+    """Connects the gradients of a lookup with the source and returns the pooled vectors.
 
     Args:
         source: Result of `row_source`.
         plan: Plan of the lookup.
         anchors: Values of further variables of the layer, which receive the gradient 0.
         pooled: The pooled vectors of the lookup.
-        ranks: Number of ranks, by which the gradients are divided.
+        ranks: Divisor of the gradients.
     """
     op = _loader.library().slipstream_connect_rows
     connected = op(

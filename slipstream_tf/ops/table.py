@@ -503,7 +503,7 @@ def import_table(handle: tf.Tensor, contents: Mapping[str, Any], adds: bool = Fa
 
 
 def release(handles: Sequence[tf.Tensor]) -> None:
-    """Frees the memory of tables whose handles are still referenced, for example by a graph.
+    """Frees the memory of tables, even if a graph still references their handles.
 
     Later uses of the tables raise `tf.errors.FailedPreconditionError`.
     """

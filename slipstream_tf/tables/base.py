@@ -489,7 +489,7 @@ class EmbeddingStore(SavedStore):
     Attributes:
         optimizer: The sparse optimizer of tables that have no `optimizer` setting.
         rates: The learning rates of the tables.
-        advice: What to do if a lookup would be updated twice.
+        advice: End of the error for a lookup that would be updated twice.
     """
 
     optimizer: SparseOptimizer
@@ -497,7 +497,7 @@ class EmbeddingStore(SavedStore):
 
     @property
     def advice(self) -> str:
-        """What to do if a lookup would be updated twice, for errors."""
+        """End of the error for a lookup that would be updated twice."""
         causes = (
             "Possible causes: a persistent tape or a second tape around the same lookup; a layer "
             "that is called in two tf.functions of a step; threads that train the same layer. Add "

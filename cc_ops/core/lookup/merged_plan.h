@@ -1,4 +1,4 @@
-// Merges the plans of multiple lookups, so that one update serves all of them.
+// Merges the plans of multiple lookups, so that one update serves all lookups.
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_MERGED_PLAN_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_MERGED_PLAN_H_
 

@@ -44,7 +44,7 @@ REGISTER_OP("SlipstreamConnectRows")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Returns the pooled outputs of a lookup, whose gradients then flow to the source.
+Returns the pooled outputs of a lookup and connects their gradients with the source.
 
 source: Scalar, from SlipstreamRowSource.
 plan: Scalar, the plan of the lookup.

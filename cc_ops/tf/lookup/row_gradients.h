@@ -38,7 +38,7 @@ struct RowGradients {
 struct PlannedUpdate {
   const LookupPlan* plan = nullptr;
   std::vector<PooledGradient> gradients;  // One per feature of the plan.
-  // The plan, if several lookups were merged.
+  // The plan, if multiple lookups were merged.
   std::unique_ptr<LookupPlan> merged;
 };
 

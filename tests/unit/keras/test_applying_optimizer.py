@@ -195,7 +195,7 @@ def train_in_graph():
 
 
 def test_graph_does_not_keep_rows_of_deleted_layer():
-    """TensorFlow keeps the graph of every `tf.custom_gradient`, here that of `tf.nn.silu`."""
+    """TensorFlow keeps the graph of every `tf.custom_gradient`, such as `tf.nn.silu`."""
     handle = train_in_graph()
     gc.collect()
     with pytest.raises(tf.errors.FailedPreconditionError, match="table 'item' was deleted"):

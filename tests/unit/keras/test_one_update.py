@@ -205,7 +205,7 @@ def test_ignored_lookup_changes_no_row(apply):
 
 @pytest.mark.parametrize("apply", ["backward", "step"])
 def test_two_tapes_in_sequence_make_two_updates(apply):
-    """The two steps of a GAN whose generator and discriminator share a layer."""
+    """The generator and the discriminator of a GAN may share a layer."""
     layer, alone = make_layer("adagrad", apply), make_layer("adagrad", apply)
     optimizer, variables = make_optimizer(apply), layer.trainable_variables
 
@@ -312,7 +312,7 @@ def test_micro_batches_before_one_apply_are_refused(as_function):
             sums[0] += tape.gradient(loss, variables)[0]
         optimizer.apply(sums, variables)
 
-    message = "(?s)several backward passes.*gradient_accumulation_steps"
+    message = "(?s)multiple backward passes.*gradient_accumulation_steps"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         (tf.function(step) if as_function else step)()
 
