@@ -131,19 +131,19 @@ class _Source(NamedTuple):
     Attributes:
         tensor: The source.
         apply: `"backward"` or `"step"`.
-        anchors: Paths of the variables that receive its gradient.
+        anchors: The ids of the variables that receive its gradient.
     """
 
     tensor: tf.Tensor
     apply: str
-    anchors: tuple[str, ...]
+    anchors: frozenset[int]
 
 
 class _EagerSources(threading.local):
-    """The latest source of each store in eager code, by number of the store."""
+    """The latest source of each store in eager code."""
 
     def __init__(self) -> None:
-        self.by_store: dict[int, _Source] = {}
+        self.by_store: weakref.WeakKeyDictionary[Any, _Source] = weakref.WeakKeyDictionary()
 
 
 _eager_sources = _EagerSources()
@@ -155,27 +155,25 @@ def _shared_source(store: Any, anchors: Sequence[Any], apply: str, layer: str) -
     An earlier source is shared if the tapes that record now have recorded it as well. A source is
     created outside of loops and branches, so that all their lookups share it.
     """
-    number = _number_of(store)
     graph = _compat.graph_outside_of_control_flow()
     if graph is None:
-        sources, scope = _eager_sources.by_store, contextlib.nullcontext()
+        sources = _eager_sources.by_store
     else:
         # Stored in the graph, because a dictionary of graphs would keep them.
         if not hasattr(graph, "_slipstream_sources"):
-            graph._slipstream_sources = {}
-        sources, scope = graph._slipstream_sources, graph.as_default()
-    with scope:
+            graph._slipstream_sources = weakref.WeakKeyDictionary()
+        sources = graph._slipstream_sources
+    with contextlib.nullcontext() if graph is None else graph.as_default():
         values = [_compat.value_without_autocast(anchor) for anchor in anchors]
-        known = sources.get(number)
+        known = sources.get(store)
         if known is not None and _compat.is_recorded_alike(known.tensor, values[0]):
             if known.apply != apply:
                 place = f"layer {layer!r}, which shares its store with another layer"
                 raise invalid("apply", apply, place, f"{known.apply!r}, as in the other layer")
             return known
-        paths = tuple(anchor.path for anchor in anchors)
-        made = _Source(ops.row_source(values, number, apply), apply, paths)
-        sources[number] = made
-    return made
+        tensor = ops.row_source(values, _number_of(store), apply)
+        sources[store] = _Source(tensor, apply, frozenset(map(id, anchors)))
+    return sources[store]
 
 
 def training_lookup(
@@ -218,7 +216,7 @@ def training_lookup(
     rows, plan = store.lookup(packed, training=True, stacked=stacked, joins_step=True)
     # The gradient of another layer's variables is 0, because the source has other variables.
     # With "step" it is None, see `CombinedOptimizer`.
-    others = [a for a in anchors if a.path not in source.anchors] if apply == "backward" else []
+    others = [a for a in anchors if id(a) not in source.anchors] if apply == "backward" else []
     values = [_compat.value_without_autocast(anchor) for anchor in others]
     ranks = 1 if store.comm is None else store.comm.size
     return ops.connect_rows(source.tensor, plan, values, rows, ranks)
@@ -239,17 +237,19 @@ def _gradients_of_lookup(op: Any, *upstream: Any) -> list[Any]:
 
 @tf.RegisterGradient("SlipstreamRowSource")
 def _gradients_of_source(op: Any, gradients: tf.Tensor) -> list[Any]:
-    store = _stores[op.get_attr("store")]
+    store = _stores.get(op.get_attr("store"))
+    if store is None:
+        raise RuntimeError("The embedding layer of a lookup was deleted before its gradients.")
     if _as_text(op.get_attr("apply")) == "step":
         return list(by_table(store.collect_gradients(gradients, ()), store))
     update = store.apply_gradients(gradients, ())
     with tf.control_dependencies([] if update is None else [update]):
-        _updates_of(store).assign_add(1, read_value=False)
+        counted = _updates_of(store).assign_add(1, read_value=False)
     # The gradient of the anchor must depend on the update, because TensorFlow prunes operations
     # that the outputs of a backward graph do not need. The gradient is the value of the anchor, 0.
     # Grappler would fold a constant 0 together with the update, for example in `fit` with Adam,
     # which multiplies it by its moments.
-    with tf.control_dependencies([] if update is None else [update]):
+    with tf.control_dependencies([part for part in (update, counted) if part is not None]):
         return [tf.identity(op.inputs[0])]
 
 

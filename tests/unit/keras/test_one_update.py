@@ -377,3 +377,30 @@ def test_rows_expire_by_steps(apply):
         optimizer.apply(tape.gradient(loss, variables), variables)
         sizes.append(bool(layer.table("item").has([0])[0]))
     assert sizes == [True] * 4 + [False] * 4
+
+
+def test_step_after_refused_update_trains():
+    """An update that raises an error does not count as a backward pass."""
+    layer, optimizer = make_layer(), make_optimizer("backward")
+
+    @tf.function
+    def step(upstream):
+        with tf.GradientTape() as tape:
+            loss = one_call(layer, PARTS[0], upstream)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply(gradients, layer.trainable_variables)
+
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="finite"):
+            step(tf.fill(UPSTREAM[0].shape, np.inf))
+    step(tf.constant(UPSTREAM[0]))
+    assert rows_of(layer)["steps"].tolist() == [1, 1]
+
+
+def test_layers_with_equal_names_and_one_store_receive_gradients():
+    layer = make_layer(name="same")
+    other = make_layer(None, store=layer.store, name="same")
+    with tf.GradientTape() as tape:
+        loss = one_call(layer, PARTS[0], UPSTREAM[0]) + one_call(other, PARTS[1], UPSTREAM[1])
+    variables = layer.trainable_variables + other.trainable_variables
+    assert [float(gradient) for gradient in tape.gradient(loss, variables)] == [0.0, 0.0]
