@@ -16,7 +16,6 @@
 #ifndef SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 #define SLIPSTREAM_CC_OPS_CORE_LOOKUP_LOOKUP_PLAN_H_
 
-#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -92,7 +91,7 @@ struct PlannedKey {
 // Memory of a lookup. Reuse it between steps to avoid allocations.
 struct LookupWorkspace {
   LookupPlan plan;
-  std::atomic<bool> is_collected{false};  // Whether the gradients of the lookup were collected.
+  bool is_collected = false;  // Whether the gradients of the lookup were collected.
   SortedKeys sorted;
   // For lookups over ranks; see exchange/pulled_lookup.h.
   std::vector<int64_t> layout;        // LayoutOf of the features.

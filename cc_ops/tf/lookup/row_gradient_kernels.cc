@@ -153,7 +153,7 @@ absl::Status MarkCollected(const tf::Tensor& plan) {
   if (sum == nullptr) return absl::OkStatus();
   for (const RowGradients::OfLookup& lookup : sum->lookups) {
     LookupWorkspace& workspace = *lookup.plan.workspace;
-    if (!workspace.is_collected.exchange(true)) continue;
+    if (!std::exchange(workspace.is_collected, true)) continue;
     for (EmbeddingTable* table : workspace.plan.tables) {
       const SharedLock lock(table->mutex());
       if (!table->updates().policy().IsActive()) continue;
