@@ -125,9 +125,14 @@ def dense_rate(optimizer: Any) -> Any:
     The result is a schedule, a variable or a function. An optimizer with an `inner_optimizer` has
     the learning rate of the inner optimizer.
     """
+    return getattr(innermost_optimizer(optimizer), "_learning_rate", None)
+
+
+def innermost_optimizer(optimizer: Any) -> Any:
+    """Returns the optimizer inside of a `keras.optimizers.LossScaleOptimizer`."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
-    return getattr(optimizer, "_learning_rate", None)
+    return optimizer
 
 
 def layers_in(model: Any) -> list[Any]:
@@ -327,7 +332,25 @@ def optimizer_of(optimizer: Any, variable: Any) -> Any:
     be determined. Any other optimizer is returned unchanged.
     """
     choose = getattr(optimizer, "_optimizer_map", None)
-    return choose(variable) if callable(choose) else optimizer
+    if not callable(choose):
+        return optimizer
+    if not hasattr(choose, "values") and not isinstance(choose, _Choice):
+        # The function may create an optimizer in each call. Keras must use the same one.
+        choose = optimizer._optimizer_map = _Choice(choose)
+    return choose(variable)
+
+
+class _Choice:
+    """Calls a function once per variable."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self._function = function
+        self._chosen: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, variable: Any) -> Any:
+        if id(variable) not in self._chosen:
+            self._chosen[id(variable)] = variable, self._function(variable)
+        return self._chosen[id(variable)][1]
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
@@ -372,6 +395,18 @@ def is_saving_model() -> bool:
     """Returns whether this thread writes a SavedModel and traces functions for it."""
     context = importlib.import_module("tensorflow.python.saved_model.save_context")
     return bool(context.in_save_context())
+
+
+def eager_mode() -> Any:
+    """Returns a context in which operations run at once, also while a graph is being built."""
+    context = importlib.import_module("tensorflow.python.eager.context")
+    return context.eager_mode()
+
+
+def is_recorded(tensor: Any) -> bool:
+    """Returns whether a recording tape has recorded a tensor."""
+    util = importlib.import_module("tensorflow.python.ops.gradients_util")
+    return bool(util.PossibleTapeGradientTypes([tensor]))
 
 
 def is_recording_stopped() -> bool:

@@ -14,7 +14,13 @@ import tensorflow as tf
 from slipstream_tf import _compat
 from slipstream_tf._utils.comm import CollectiveNames
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.keras.row_gradients import Anchor, StoreGradients, anchor_of, by_store
+from slipstream_tf.keras.row_gradients import (
+    Anchor,
+    StoreGradients,
+    add_by_table,
+    anchor_of,
+    by_store,
+)
 
 _PLACE = "CombinedOptimizer"
 _CHECK_NAMES = CollectiveNames("loss_scale")
@@ -161,6 +167,7 @@ class _AppliesRows(_Mixin):
             anchor = anchor_of(variable)
             if gradient is None and anchor is not None and id(anchor.store) in stores:
                 dense[index] = tf.convert_to_tensor(variable.value)
+        collected = add_by_table(collected)
         if collected and self.gradient_accumulation_steps:
             collected = self._kept_with(collected)
         # Bypasses attribute tracking by Keras.
@@ -180,6 +187,7 @@ class _AppliesRows(_Mixin):
         by_norm = self.clipnorm or self.global_clipnorm
         parts = by_store(self._collected or [])
         for part in parts:
+            part.follow(self)
             if steps:
                 part.replace([values / steps for values in part.values()])
             part.exchange()

@@ -179,11 +179,11 @@ class CheckApply(keras.constraints.Constraint):
         layer: Any = self._layer()
         if layer is None:
             return tf.convert_to_tensor(anchor)
+        checks = require_one_update(layer.store, layer.name) if layer.apply == "backward" else []
         optimizer = _compat.optimizer_of(_compat.applying_optimizer(), layer.anchors[0])
         if optimizer is not None:
             require_fitting_optimizer(layer, optimizer)
             layer.store.follow_applied(optimizer)
-        checks = require_one_update(layer.store, layer.name) if layer.apply == "backward" else []
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(tf.convert_to_tensor(anchor))
 

@@ -120,9 +120,11 @@ def require_one_update(store: Any, layer: str) -> list[Any]:
         "training=False in this pass. Number of backward passes:"
     )
     passes = updates.read_value()
-    check = tf.raw_ops.Assert(condition=passes <= 1, data=[details, passes])
-    with tf.control_dependencies([] if check is None else [check]):
-        return [updates.assign(0, read_value=False)]
+    # The number is reset even if the check fails, so that the next step can succeed.
+    with tf.control_dependencies([passes] if not tf.executing_eagerly() else []):
+        reset = updates.assign(0, read_value=False)
+    with tf.control_dependencies([] if reset is None else [reset]):
+        return [tf.raw_ops.Assert(condition=passes <= 1, data=[details, passes])]
 
 
 class _Source(NamedTuple):
@@ -242,6 +244,16 @@ def _gradients_of_source(op: Any, gradients: tf.Tensor) -> list[Any]:
         raise RuntimeError("The embedding layer of a lookup was deleted before its gradients.")
     if _as_text(op.get_attr("apply")) == "step":
         return list(by_table(store.collect_gradients(gradients, ()), store))
+    # Otherwise TensorFlow builds the gradients of a function in advance, where tapes may record.
+    is_of_tape = not isinstance(op, tf.Operation)
+    if is_of_tape and _compat.is_recorded(op.inputs[0]):
+        place = "a tape inside of another tape that records the same lookups"
+        allowed = (
+            "'step', because the gradients of the inner tape would update the rows. Pass "
+            "apply='step' to the layer, call the layer before the inner tape, or leave the outer "
+            "tape first"
+        )
+        raise invalid("apply", "backward", place, allowed)
     update = store.apply_gradients(gradients, ())
     with tf.control_dependencies([] if update is None else [update]):
         counted = _updates_of(store).assign_add(1, read_value=False)
@@ -350,6 +362,10 @@ class StoreGradients:
         """
         self._store, self._slices = store, list(slices)
 
+    def follow(self, optimizer: Any) -> None:
+        """Sets the optimizer that applies the gradients; see `Rates.follow`."""
+        self._store.follow(optimizer)
+
     def exchange(self) -> None:
         """Averages the gradients over the ranks, in place.
 
@@ -425,6 +441,33 @@ class StoreGradients:
             The operation in a graph, None in eager mode.
         """
         return self._store.apply_collected(joined(self._slices), scale)
+
+
+def _added(first: tf.IndexedSlices | None, second: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the sum of the gradients of a table from two lookups."""
+    if first is None:
+        return second
+    values = tf.concat([first.values, second.values], 0)
+    return tf.IndexedSlices(values, tf.concat([first.indices, second.indices], 0))
+
+
+def add_by_table(
+    gradients: Sequence[tuple[Anchor, tf.IndexedSlices]],
+) -> list[tuple[Anchor, tf.IndexedSlices]]:
+    """Adds the gradients of anchors that represent the same table.
+
+    Args:
+        gradients: Anchors of tables with their gradients.
+
+    Returns:
+        One anchor per table, with the sum.
+    """
+    sums: dict[Any, tuple[Anchor, tf.IndexedSlices]] = {}
+    for anchor, part in gradients:
+        key = id(anchor.store), anchor.table
+        before = sums[key][1] if key in sums else None
+        sums[key] = anchor, _added(before, part)
+    return list(sums.values())
 
 
 def by_store(gradients: Sequence[tuple[Anchor, tf.IndexedSlices]]) -> list[StoreGradients]:

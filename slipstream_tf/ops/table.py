@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import initializers
+from slipstream_tf import _compat, initializers
 from slipstream_tf._utils.errors import require_choice
 from slipstream_tf.config import DRIFT_METRICS, Table
 from slipstream_tf.ops import _loader
@@ -507,7 +507,8 @@ def release(handles: Sequence[tf.Tensor]) -> None:
 
     Later uses of the tables raise `tf.errors.FailedPreconditionError`.
     """
-    with tf.init_scope():
+    # Garbage collection can call this function while any graph is being built.
+    with _compat.eager_mode():
         for handle in handles:
             _loader.library().slipstream_table_release(handle=handle)
 

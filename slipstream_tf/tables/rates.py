@@ -62,6 +62,9 @@ class Rates:
         # The factor of the next update (see `await_optimizer`) and the first reference. They are
         # created here, because TensorFlow traces a function twice that creates variables.
         self._awaits_optimizer, self._first_reference = False, None
+        # The optimizers with the learning rate of the latest update and of `_next_factor`.
+        self._used_by: Any = None
+        self._next_of: Any = None
         if any(self._follows):
             with tf.init_scope():
                 self._next_factor = _scalar(1.0, "next_factor")
@@ -100,6 +103,7 @@ class Rates:
             ValueError: The reference of a schedule is not finite and positive, for example because
                 the schedule starts at 0 and has no warm-up target.
         """
+        optimizer = _compat.innermost_optimizer(optimizer)
         rate = _compat.dense_rate(optimizer)
         if rate is None or not any(self._follows):
             return
@@ -131,10 +135,13 @@ class Rates:
             ValueError: The first update did not use the learning rate of the optimizer, because
                 the optimizer was not known yet, for example during the warm-up of a schedule.
         """
+        optimizer = _compat.innermost_optimizer(optimizer)
         rate = _compat.dense_rate(optimizer)
         if rate is None or not any(self._follows):
             return
-        is_new = id(optimizer) not in self._references
+        self._require_used(optimizer)
+        seen = self._references.get(id(optimizer))
+        is_new = seen is None or seen[0]() is not optimizer
         self.follow(optimizer)
         if is_new:
             with tf.init_scope():
@@ -149,6 +156,24 @@ class Rates:
                 raise invalid("learning_rate", type(rate).__name__, place, allowed)
         if self._awaits_optimizer:
             self._next_factor.assign(self._factor(ahead=1))
+        self._next_of = weakref.ref(optimizer)
+
+    def _require_used(self, optimizer: Any) -> None:
+        """Raises ValueError if the update used the schedule of another optimizer."""
+        of_update = self._used_by or self._next_of
+        other = None if of_update is None else of_update()
+        if other is None or other is optimizer:
+            return
+        schedules = [o for o in (other, optimizer) if _compat.is_schedule(_compat.dense_rate(o))]
+        if schedules:
+            names = f"{type(optimizer).__name__}, after an update with the learning rate of "
+            place = f"the tables {self._names} with multiple optimizers"
+            allowed = (
+                "a single optimizer, or optimizers without a schedule. Call "
+                "slip.keras.connect(layers, optimizer) before training with another optimizer, or "
+                "use apply='step' and slip.keras.CombinedOptimizer(optimizer)"
+            )
+            raise invalid("optimizer", names + type(other).__name__, place, allowed)
 
     def _new_reference(self, optimizer: Any, rate: Any) -> tf.Variable:
         with tf.init_scope():
@@ -176,8 +201,10 @@ class Rates:
             float32, a scalar for all tables or [tables].
         """
         factor = self._next_factor if self._awaits_optimizer else None
+        self._used_by = None
         if self._optimizer is not None:
             factor = self._factor()
+            self._used_by = weakref.ref(self._optimizer)
         if self.shared is not None:
             return self._rate(0, factor, after)
         rates = [self._rate(index, factor, after) for index in range(len(self._sources))]

@@ -50,10 +50,16 @@ Status PullRows(const std::vector<EmbeddingTable*>& tables, const SendBufferView
       for (EmbeddingTable* table : tables) {
         if (!MayOverflow(*table, requests.num_keys)) continue;
         wanted.push_back({table, KeysOf(tables, requests, table), /*is_access=*/true});
+        if (options.joins_step) table->AppendStepKeys(&wanted.back().keys);
       }
       status = EvictFor(std::move(wanted), "the batches of all ranks need");
       if (!status.ok()) return status;
-      for (EmbeddingTable* table : tables) table->BeginLookup(options.joins_step);
+      for (EmbeddingTable* table : tables) {
+        table->BeginLookup(options.joins_step);
+        if (!options.joins_step || table->options().capacity == 0) continue;
+        const std::vector<int64_t> keys = KeysOf(tables, requests, table);
+        table->NoteStepKeys(keys.data(), static_cast<int64_t>(keys.size()));
+      }
     }
     for (EmbeddingTable* table : tables) {
       if (table->rows().spilled() == nullptr) continue;

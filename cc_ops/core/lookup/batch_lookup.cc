@@ -19,13 +19,15 @@ namespace {
 constexpr int64_t kPrefetchDistance = 8;
 
 // Evicts rows from bounded tables that would overflow with the new keys of the batch.
-Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const SortedKeys& sorted) {
+Status MakeRoomForBatch(const std::vector<EmbeddingTable*>& tables, const SortedKeys& sorted,
+                        bool joins_step) {
   std::vector<WantedKeys> wanted;
   for (size_t t = 0; t < tables.size(); ++t) {
     const int64_t begin = sorted.begin[t * kNumShards], end = sorted.begin[(t + 1) * kNumShards];
     if (!MayOverflow(*tables[t], end - begin)) continue;
     wanted.push_back(
         {tables[t], {sorted.key.begin() + begin, sorted.key.begin() + end}, /*is_access=*/true});
+    if (joins_step) tables[t]->AppendStepKeys(&wanted.back().keys);
   }
   return EvictFor(std::move(wanted), "a batch needs");
 }
@@ -308,14 +310,18 @@ Status BeginLookup(LookupWorkspace* workspace, bool joins_step) {
   LookupPlan* plan = &workspace->plan;
   const Status memory = CheckMemory(plan->tables, workspace->sorted);
   if (!memory.ok()) return memory;
-  const Status room = MakeRoomForBatch(plan->tables, workspace->sorted);
+  const Status room = MakeRoomForBatch(plan->tables, workspace->sorted, joins_step);
   if (!room.ok()) return room;
   plan->number = ++num_lookups;
   workspace->is_collected = false;
   plan->generations.clear();
   plan->update_steps.clear();
-  for (EmbeddingTable* table : plan->tables) {
+  const SortedKeys& sorted = workspace->sorted;
+  for (size_t t = 0; t < plan->tables.size(); ++t) {
+    EmbeddingTable* const table = plan->tables[t];
     table->BeginLookup(joins_step);
+    const int64_t begin = sorted.begin[t * kNumShards], end = sorted.begin[(t + 1) * kNumShards];
+    if (joins_step) table->NoteStepKeys(sorted.key.data() + begin, end - begin);
     plan->generations.push_back(table->rows().addresses());
     plan->update_steps.push_back(table->updates().step());
   }

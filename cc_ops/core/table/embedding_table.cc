@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,9 +89,20 @@ void EmbeddingTable::Evict(int64_t incoming, const std::vector<int64_t>& pinned)
 void EmbeddingTable::BeginLookup(bool joins_step) {
   if (joins_step && counted_at_ == updates_.step()) return rows_.JoinLookupStep();
   counted_at_ = updates_.step();
+  step_keys_.clear();
   const std::vector<int64_t> expired = rows_.NextLookupStep();
   Leave(expired);
   rows_.CountExpired(static_cast<int64_t>(expired.size()));
+}
+
+void EmbeddingTable::AppendStepKeys(std::vector<int64_t>* keys) const {
+  if (counted_at_ != updates_.step()) return;
+  std::copy_if(step_keys_.begin(), step_keys_.end(), std::back_inserter(*keys),
+               [&](int64_t key) { return rows_.Has(key); });
+}
+
+void EmbeddingTable::NoteStepKeys(const int64_t* keys, int64_t n) {
+  if (options_.capacity > 0) step_keys_.insert(step_keys_.end(), keys, keys + n);
 }
 
 void EmbeddingTable::Leave(const std::vector<int64_t>& keys) {

@@ -71,6 +71,11 @@ class EmbeddingTable {
   // `joins_step`, it does neither if the table was not updated since the last counted lookup,
   // because all lookups of a training step count once.
   void BeginLookup(bool joins_step = false);
+  // Appends to `keys` the keys with a row that NoteStepKeys has noted in this training step,
+  // because their rows must stay until the update.
+  void AppendStepKeys(std::vector<int64_t>* keys) const;
+  // Notes keys of a lookup with `joins_step`, if the table is bounded. Call it after BeginLookup.
+  void NoteStepKeys(const int64_t* keys, int64_t n);
 
   // Replaces the flags of all rows: rows of the keys [n] get `flags` [n] (RowFlag bits), other rows
   // get none. With `create_missing`, keys with a flag and without a row get a row, which may evict
@@ -130,6 +135,7 @@ class EmbeddingTable {
   RowFlags flags_;
   UpdateState updates_;
   int64_t counted_at_ = -1;  // updates_.step() at the last counted lookup.
+  std::vector<int64_t> step_keys_;
   mutable std::shared_mutex mutex_;
 };
 

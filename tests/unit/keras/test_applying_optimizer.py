@@ -200,3 +200,77 @@ def test_graph_does_not_keep_rows_of_deleted_layer():
     gc.collect()
     with pytest.raises(tf.errors.FailedPreconditionError, match="table 'item' was deleted"):
         slip.ops.table.step(handle)
+
+
+def one_step(layer, optimizer, keys):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(keys, training=True))
+    optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "graph"])
+def test_two_optimizers_with_schedules_are_exact_with_step(as_function):
+    layer = make_layer(apply="step", embeddings_initializer="zeros")
+    given = [
+        slip.keras.CombinedOptimizer(keras.optimizers.SGD(rate))
+        for rate in (0.1, keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.1, 0.01]))
+    ]
+    steps = []
+    for key, optimizer in enumerate(given):
+        optimizer.build(layer.trainable_variables)
+
+        def step(key=key, optimizer=optimizer):
+            one_step(layer, optimizer, tf.constant([key]))
+
+        steps.append(tf.function(step) if as_function else step)
+    for _ in range(3):
+        for step in steps:
+            step()
+    moved = np.asarray(layer.table("item").read([0, 1]))[:, 0]
+    np.testing.assert_allclose(moved, [-1.5, -0.5 - 2 * 0.05], rtol=1e-5)
+
+
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "graph"])
+def test_second_optimizer_with_schedule_is_refused_with_backward(as_function):
+    layer = make_layer()
+    first, second = keras.optimizers.SGD(0.1), keras.optimizers.SGD(DECAY)
+    for optimizer in (first, second):
+        optimizer.build(layer.trainable_variables)
+
+    def both():
+        one_step(layer, first, tf.constant([1]))
+        one_step(layer, second, tf.constant([2]))
+
+    with pytest.raises(ValueError, match=r"multiple optimizers.*slip\.keras\.connect"):
+        (tf.function(both) if as_function else both)()
+
+
+def test_next_optimizer_is_connected_between_phases():
+    layer = make_layer(embeddings_initializer="zeros")
+    ended = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.1, 0.0])
+    first, second = keras.optimizers.SGD(ended), keras.optimizers.SGD(0.1)
+    for _ in range(2):
+        one_step(layer, first, tf.constant([1]))
+    slip.keras.connect(layer, second)
+    one_step(layer, second, tf.constant([2]))
+    np.testing.assert_allclose(np.asarray(layer.table("item").read([1, 2]))[:, 0], [-0.5, -0.5])
+
+
+def test_multi_optimizer_with_function_that_creates_optimizers():
+    def choose(variable):
+        return keras.optimizers.SGD(DECAY if "anchor" in variable.path else 0.1)
+
+    keys = keras.Input((), dtype="int64")
+    layer = make_layer()
+    model = keras.Model(keys, keras.layers.Dense(1)(layer(keys)))
+    model.compile(keras.optimizers.MultiOptimizer(choose), "mse")
+    model.fit(KEYS, LABELS, batch_size=32, verbose=0)
+    np.testing.assert_allclose(layer.table("item").learning_rate, 0.005, rtol=1e-6)
+
+
+def test_tables_are_released_while_a_graph_is_built():
+    handle = train_in_graph()
+    with tf.Graph().as_default():
+        gc.collect()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="table 'item' was deleted"):
+        slip.ops.table.step(handle)

@@ -404,3 +404,59 @@ def test_layers_with_equal_names_and_one_store_receive_gradients():
         loss = one_call(layer, PARTS[0], UPSTREAM[0]) + one_call(other, PARTS[1], UPSTREAM[1])
     variables = layer.trainable_variables + other.trainable_variables
     assert [float(gradient) for gradient in tape.gradient(loss, variables)] == [0.0, 0.0]
+
+
+def test_training_continues_after_a_pass_without_apply():
+    layer, optimizer = make_layer(), make_optimizer("backward")
+    variables = layer.trainable_variables
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = one_call(layer, PARTS[0], UPSTREAM[0])
+        return tape.gradient(loss, variables)
+
+    gradients()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="multiple backward passes"):
+        optimizer.apply(gradients(), variables)
+    optimizer.apply(gradients(), variables)
+
+
+def test_step_adds_gradients_of_layers_with_one_store():
+    layer = make_layer(apply="step")
+    other = make_layer(None, "step", store=layer.store, name="other")
+    optimizer = make_optimizer("step")
+    forward = [tf.function(lambda k, e=e: e({"item": k}, training=True)) for e in (layer, other)]
+    variables = layer.trainable_variables + other.trainable_variables
+    start = rows_of(make_layer())
+    before = np.asarray(make_layer().table("item").read([1, 2]))
+    with tf.GradientTape() as tape:
+        parts = [f(tf.constant([key]))["item"] for f, key in zip(forward, (1, 2), strict=True)]
+        loss = tf.add_n([tf.reduce_sum(rows) for rows in parts])
+    optimizer.apply(tape.gradient(loss, variables), variables)
+    after = np.asarray(layer.table("item").read([1, 2]))
+    assert start["keys"].size == 0
+    np.testing.assert_allclose(after - before, np.full((2, DIM), -0.01), rtol=1e-4)
+
+
+def test_inner_tape_over_a_lookup_is_refused():
+    layer = make_layer()
+    with tf.GradientTape(), tf.GradientTape() as inner:
+        loss = one_call(layer, PARTS[0], UPSTREAM[0])
+        with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*inner tape"):
+            inner.gradient(loss, layer.trainable_variables)
+
+
+def test_rows_of_a_step_stay_in_a_bounded_table():
+    retention = slip.Retention(capacity=8, eviction="lfu")
+    tables = [Table("item", DIM, retention=retention, initializer=slip.initializers.Zeros())]
+    layer = slip.keras.EmbeddingCollection(tables, "sgd")
+    optimizer, variables = make_optimizer("backward"), layer.trainable_variables
+    for step, keys in enumerate([range(101, 109), range(101, 109), range(1, 9)]):
+        with tf.GradientTape() as tape:
+            parts = np.split(np.array(keys), 2 if step == 2 else 1)
+            outputs = [layer({"item": part}, training=True)["item"] for part in parts]
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in outputs])
+        optimizer.apply(tape.gradient(loss, variables), variables)
+    rows = np.asarray(layer.table("item").read(np.arange(1, 9)))
+    np.testing.assert_allclose(rows, np.full((8, DIM), rows[-1, -1]))
+    assert rows[-1, -1] < 0
