@@ -221,9 +221,9 @@ def ragged(sparse: tf.SparseTensor, place: str) -> tf.RaggedTensor:
     """
     if sparse.shape.rank != 2:
         raise invalid("keys", sparse.shape, place, "a SparseTensor of shape [batch, width]")
-    return tf.RaggedTensor.from_value_rowids(
-        sparse.values, sparse.indices[:, 0], nrows=sparse.dense_shape[0]
-    )
+    # A constant keeps the static batch size of the outputs.
+    batch = sparse.dense_shape[0] if sparse.shape[0] is None else sparse.shape[0]
+    return tf.RaggedTensor.from_value_rowids(sparse.values, sparse.indices[:, 0], nrows=batch)
 
 
 def of_specs(inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str) -> dict[str, Any]:

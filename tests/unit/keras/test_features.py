@@ -438,6 +438,17 @@ def test_symbolic_sparse_and_ragged_inputs_are_accepted():
         np.testing.assert_allclose(rows.flat_values, rows_of(layer, list(itertools.chain(*BAGS))))
 
 
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("spec", [tf.SparseTensorSpec, tf.RaggedTensorSpec])
+def test_outputs_keep_static_batch_size_of_sparse_and_ragged_keys(spec, batch):
+    layer = make_layer("sum")
+    item = tf.TensorSpec([batch], tf.int64)
+    signature = {"seen": spec([batch, None], tf.int64), "item": item}
+    lookup = tf.function(lambda inputs: layer(inputs, training=False))
+    outputs = lookup.get_concrete_function(signature).structured_outputs
+    assert outputs["seen"].shape.as_list() == [batch, DIM]
+
+
 def test_sequential_model_keeps_int64_keys():
     """Regression test: in Keras's float32 Input, these two keys are equal."""
     layer = slip.keras.EmbeddingCollection([slip.Table("a", DIM)], slip.optimizers.SGD(0.1))
