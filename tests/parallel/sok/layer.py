@@ -1,5 +1,7 @@
 """Layers on SOK's tables and on sharded native tables have equal rows.
 
+The program also runs the checks of combiners.py, because a launch takes longer than they do.
+
 Arguments: cases, each "mode,rule".
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import sys
 
 import by_interval
+import combiners
 import numpy as np
 import tensorflow as tf
 
@@ -123,6 +126,7 @@ def compare(comm, mode: str, rule: str) -> None:
 
 def main() -> None:
     comm = init()
+    combiners.check(comm)
     for case in sys.argv[1:]:
         compare(comm, *case.split(","))
     print("all checks passed")
