@@ -349,7 +349,10 @@ class _Choice:
 
     def __call__(self, variable: Any) -> Any:
         if id(variable) not in self._chosen:
-            self._chosen[id(variable)] = variable, self._function(variable)
+            import tensorflow as tf
+
+            with tf.init_scope():  # The optimizer must exist outside of a traced step.
+                self._chosen[id(variable)] = variable, self._function(variable)
         return self._chosen[id(variable)][1]
 
 

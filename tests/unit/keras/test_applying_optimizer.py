@@ -256,16 +256,18 @@ def test_next_optimizer_is_connected_between_phases():
     np.testing.assert_allclose(np.asarray(layer.table("item").read([1, 2]))[:, 0], [-0.5, -0.5])
 
 
-def test_multi_optimizer_with_function_that_creates_optimizers():
+@pytest.mark.parametrize("rate", [DECAY, 0.1], ids=["schedule", "constant"])
+def test_multi_optimizer_with_function_that_creates_optimizers(rate):
     def choose(variable):
-        return keras.optimizers.SGD(DECAY if "anchor" in variable.path else 0.1)
+        return keras.optimizers.SGD(rate if "anchor" in variable.path else 0.1)
 
     keys = keras.Input((), dtype="int64")
     layer = make_layer()
     model = keras.Model(keys, keras.layers.Dense(1)(layer(keys)))
     model.compile(keras.optimizers.MultiOptimizer(choose), "mse")
     model.fit(KEYS, LABELS, batch_size=32, verbose=0)
-    np.testing.assert_allclose(layer.table("item").learning_rate, 0.005, rtol=1e-6)
+    want = 0.005 if rate is DECAY else 0.5
+    np.testing.assert_allclose(layer.table("item").learning_rate, want, rtol=1e-6)
 
 
 def test_tables_are_released_while_a_graph_is_built():
