@@ -39,6 +39,12 @@ class RandomUniform:
         _require_seed(self)
 
 
+def _check_normal(initializer: Any) -> None:
+    _keep(initializer, mean=require_number("mean", initializer.mean))
+    _keep(initializer, stddev=require_number("stddev", initializer.stddev, minimum=0.0))
+    _require_seed(initializer)
+
+
 @dataclasses.dataclass(frozen=True)
 class RandomNormal:
     """Draws values from a normal distribution, as `keras.initializers.RandomNormal`.
@@ -59,9 +65,7 @@ class RandomNormal:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _keep(self, mean=require_number("mean", self.mean))
-        _keep(self, stddev=require_number("stddev", self.stddev, minimum=0.0))
-        _require_seed(self)
+        _check_normal(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +90,7 @@ class TruncatedNormal:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _keep(self, mean=require_number("mean", self.mean))
-        _keep(self, stddev=require_number("stddev", self.stddev, minimum=0.0))
-        _require_seed(self)
+        _check_normal(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -220,7 +220,7 @@ def served_by(stores: Mapping[int, ServingStore]) -> Iterator[None]:
 
 
 def serving_store(layer: Any) -> ServingStore | None:
-    """Returns the serving store of a layer if this thread traces an export of it.
+    """Returns the serving store of a layer if this thread is exporting the layer.
 
     Args:
         layer: A Keras layer with embedding tables.

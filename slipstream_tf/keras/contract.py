@@ -183,7 +183,7 @@ class CheckApply(keras.constraints.Constraint):
         optimizer = _compat.optimizer_of(_compat.applying_optimizer(), layer.anchors[0])
         if optimizer is not None:
             require_fitting_optimizer(layer, optimizer)
-            layer.store.follow_applied(optimizer)
+            layer.store.rates.follow_applied(optimizer)
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(tf.convert_to_tensor(anchor))
 

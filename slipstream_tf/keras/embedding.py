@@ -302,7 +302,7 @@ def _computing_all_rows(identifier: Any) -> Callable[..., Any] | None:
 
 
 def _with_own_seed(initializer: initializers.Initializer, name: str) -> initializers.Initializer:
-    """Returns an initializer whose rows differ from those of other layers without a name.
+    """Returns an initializer with different rows than other layers without a name.
 
     The first layer of the process, or since `keras.utils.clear_session`, keeps the seed that
     `Table` derives from the name.

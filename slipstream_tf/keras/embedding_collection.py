@@ -358,8 +358,8 @@ class EmbeddingCollection(keras.layers.Layer):
 
         Args:
             inputs: A dictionary from feature name to keys: [batch], [batch, width], or a
-                RaggedTensor or SparseTensor [batch, None]. It may contain only some features, for
-                example those of one tower. With `stacked=True`, all features are required. Entries
+                RaggedTensor or SparseTensor [batch, None]. It may contain only some features, such
+                as the features of a tower. With `stacked=True`, all features are required. Entries
                 that are not features are ignored. Alternatively, one matrix [batch, features] with
                 a column per feature, in order. Keys are int64, other integers (uint64 keeps its
                 bits) or texts, which are hashed in the same way as by the readers.
@@ -429,7 +429,7 @@ class EmbeddingCollection(keras.layers.Layer):
             require_fitting_optimizer(self, optimizer)
             self.store.follow(optimizer)
         elif not tf.executing_eagerly():
-            self.store.await_optimizer()
+            self.store.rates.await_optimizer()
         return training_lookup(self.store, self._anchors, self.apply, packed, stacked, self.name)
 
     def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:

@@ -243,7 +243,7 @@ def of_specs(inputs: Mapping[str, Any], specs: Sequence[FeatureSpec], place: str
     return {spec.name: inputs[spec.name] for spec in specs}
 
 
-# Minimum similarity of two names of which one is probably misspelled: one wrong character in seven.
+# Minimum similarity of a misspelled name to the right one: one wrong character in seven.
 _SIMILARITY = 0.85
 
 

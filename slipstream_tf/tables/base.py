@@ -532,14 +532,6 @@ class EmbeddingStore(SavedStore):
     def follow(self, optimizer: Any) -> None:
         self.rates.follow(optimizer)
 
-    def await_optimizer(self) -> None:
-        """Prepares for an optimizer that is not known yet; see `Rates.await_optimizer`."""
-        self.rates.await_optimizer()
-
-    def follow_applied(self, optimizer: Any) -> None:
-        """Follows an optimizer that is applying gradients; see `Rates.follow_applied`."""
-        self.rates.follow_applied(optimizer)
-
     def lookup(
         self,
         packed: PackedFeatures,

@@ -164,16 +164,15 @@ class Rates:
         other = None if of_update is None else of_update()
         if other is None or other is optimizer:
             return
-        schedules = [o for o in (other, optimizer) if _compat.is_schedule(_compat.dense_rate(o))]
-        if schedules:
-            names = f"{type(optimizer).__name__}, after an update with the learning rate of "
-            place = f"the tables {self._names} with multiple optimizers"
+        if any(_compat.is_schedule(_compat.dense_rate(o)) for o in (other, optimizer)):
+            used = f"the update used the learning rate of another {type(other).__name__}"
+            place = f"the tables {self._names} with multiple optimizers, because {used}"
             allowed = (
                 "a single optimizer, or optimizers without a schedule. Call "
                 "slip.keras.connect(layers, optimizer) before training with another optimizer, or "
                 "use apply='step' and slip.keras.CombinedOptimizer(optimizer)"
             )
-            raise invalid("optimizer", names + type(other).__name__, place, allowed)
+            raise invalid("optimizer", type(optimizer).__name__, place, allowed)
 
     def _new_reference(self, optimizer: Any, rate: Any) -> tf.Variable:
         with tf.init_scope():
@@ -181,9 +180,9 @@ class Rates:
             if self._restored_reference is not None and int(optimizer.iterations) > 0:
                 value = self._restored_reference
             self._restored_reference = None
-            # A variable, because TensorFlow would multiply by a constant's rounded reciprocal.
             reference, self._first_reference = self._first_reference, None
             if reference is None:
+                # A variable, because TensorFlow would multiply by a constant's rounded reciprocal.
                 reference = _scalar(value, "followed_rate")
             reference.assign(value)
         alive = {k: found for k, found in self._references.items() if found[0]() is not None}
