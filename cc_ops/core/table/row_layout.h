@@ -20,7 +20,6 @@
 #include "cc_ops/core/base/row_codec.h"
 #include "cc_ops/core/base/simd_clones.h"
 #include "cc_ops/core/memory/row_arena.h"
-#include "cc_ops/core/update/rules/rule_base.h"
 
 namespace slipstream {
 
@@ -41,12 +40,6 @@ struct RowLayout {
   int64_t slot_bytes() const { return EncodedBytes(slot_dtype, slots); }
   // Bytes of a row, rounded up to a multiple of 16, so that rows cross few cache lines.
   int64_t bytes() const { return (value_bytes() + slot_bytes() + 15) / 16 * 16; }
-  // Range of the values in which an update needs no check. Half of float16's range remains for the
-  // step.
-  ValueRange range() const {
-    if (dtype == RowDtype::kFloat16) return {0x1p14f, 0x1p15};
-    return {0x1p60f, 0x1p126};
-  }
   // Number of floats in a decoded row.
   int64_t floats() const { return dim + slots; }
 

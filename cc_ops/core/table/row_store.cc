@@ -208,7 +208,8 @@ StoredRow* RowStore::FindOrInsert(int64_t key, float accesses, uint32_t* index) 
 }
 
 void RowStore::NoteRange(const float* row, RowShard* shard) const {
-  if (options_.rule.IsInRange(layout_.dim, layout_.range().max_value, row)) return;
+  if (options_.rule.IsInRange(layout_.dim, options_.rule.RangeOf(layout_.dtype).max_value, row))
+    return;
   shard->is_in_range = false;
 }
 
@@ -249,7 +250,7 @@ void RowStore::WriteRow(int64_t key, const float* values, StoredRow* row) {
     DivideByScale(divided.data());
     values = divided.data();
   }
-  if (!AreAtMost(layout_.range().max_value, layout_.dim, values)) {
+  if (!AreAtMost(options_.rule.RangeOf(layout_.dtype).max_value, layout_.dim, values)) {
     shards_[ShardOf(key)].is_in_range = false;
   }
   layout_.WriteValues(values, row);

@@ -119,8 +119,8 @@ Status SumBounds::CheckSums(const std::vector<PooledGradient>& gradients) const 
 bool SurelyFits(const EmbeddingTable& table, const StepRates& rates, double gradient) {
   const RowLayout& layout = table.rows().layout();
   const UpdateRule& rule = table.options().rule;
-  const bool is_unchecked = layout.is_floats() && !rule.transforms.any();
-  return rule.Fits(rates, layout.dim, gradient, layout.range(), is_unchecked) &&
+  const bool is_unchecked = layout.is_floats() && rule.transforms.OnlyShrink();
+  return rule.Fits(rates, layout.dim, gradient, rule.RangeOf(layout.dtype), is_unchecked) &&
          table.rows().is_in_range();
 }
 

@@ -156,6 +156,10 @@ TEST(Fits, OneUpdateOfAnyRowInRangeIsFinite) {
   for (const std::string& name : AllRuleNames()) {
     for (int trial = 0; trial < 20000; ++trial) {
       UpdateRule rule = RuleNamed(name);
+      if (name == "momentum" && of.Chance(2)) rule.parameters[0] = 1.f - of.Magnitude(1e-3f);
+      if (name.find("adam") != std::string::npos && of.Chance(3)) {
+        for (int i = 0; i < 2; ++i) rule.parameters[i] = 1.f - of.Magnitude(1.f);
+      }
       const bool is_plain = of.Chance(2);
       if (!is_plain) {
         if (of.Chance(2)) rule.transforms.l2 = of.Magnitude(10.f);
@@ -165,13 +169,14 @@ TEST(Fits, OneUpdateOfAnyRowInRangeIsFinite) {
         if (of.Chance(3)) rule.transforms.max_norm = of.Magnitude(kMax);
       }
       RowLayout layout;
-      layout.dtype = !is_plain && of.Chance(3) ? RowDtype::kFloat16 : RowDtype::kFloat32;
-      const ValueRange range = layout.range();
+      const bool only_shrinks = rule.transforms.OnlyShrink();
+      layout.dtype = !only_shrinks && of.Chance(3) ? RowDtype::kFloat16 : RowDtype::kFloat32;
+      const ValueRange range = rule.RangeOf(layout.dtype);
       const int64_t dim = 1 + of.Below(20);
       const float gradient = of.Magnitude(kMax);
       const StepRates rates =
           rule.RatesOf(of.Magnitude(of.Chance(2) ? 1.f : 1e9f), 1 + of.Below(9));
-      const bool fits = rule.Fits(rates, dim, gradient, range, is_plain);
+      const bool fits = rule.Fits(rates, dim, gradient, range, only_shrinks);
       fitting += fits;
       for (int rows = 0; fits && rows < 3; ++rows) {
         std::vector<float> row = RowInRange(rule, dim, range.max_value, &of);
@@ -180,7 +185,7 @@ TEST(Fits, OneUpdateOfAnyRowInRangeIsFinite) {
         rule.Update(rates, dim, own.data(), row.data());
         ASSERT_TRUE(AllFinite(row)) << name << " " << trial << " gradient " << gradient;
         for (int64_t j = 0; j < dim; ++j) ASSERT_LE(std::fabs(row[j]), range.max_result) << name;
-        if (is_plain && (name == "sgd" || name.find("adagrad") != std::string::npos)) {
+        if (only_shrinks && name != "ftrl") {
           ASSERT_TRUE(rule.IsInRange(dim, range.max_value, row.data())) << name << " " << trial;
         }
       }
@@ -190,22 +195,33 @@ TEST(Fits, OneUpdateOfAnyRowInRangeIsFinite) {
 }
 
 // Checked updates are slower.
-TEST(Fits, CommonTrainingFits) {
-  for (const std::string& name : AllRuleNames()) {
-    UpdateRule rule = RuleNamed(name);
-    for (const float rate : {0.f, 1e-5f, 1e-3f, 0.1f, 1.f}) {
-      for (const float l2 : {0.f, 1e-4f}) {
-        if (name == "ftrl" && l2 != 0.f) continue;  // FTRL has a parameter l2.
-        rule.transforms.l2 = l2;
+void ExpectCommonTrainingFits(UpdateRule rule) {
+  for (const float l2 : {0.f, 1e-4f}) {
+    rule.transforms.l2 = l2;
+    const ValueRange range = rule.RangeOf(RowDtype::kFloat32);
+    for (const int64_t dim : {1, 16, 256}) {
+      std::vector<float> row(static_cast<size_t>(dim + rule.SlotsPerRow(dim)), 0.05f);
+      rule.InitSlots(dim, row.data() + dim);
+      EXPECT_TRUE(rule.IsInRange(dim, range.max_value, row.data())) << rule.name();
+      for (const float rate : {0.f, 1e-5f, 1e-3f, 0.1f, 1.f}) {
         for (const int64_t step : {1, 1000000}) {
-          for (const int64_t dim : {1, 16, 256}) {
-            EXPECT_TRUE(
-                rule.Fits(rule.RatesOf(rate, step), dim, 1e8, RowLayout().range(), l2 == 0.f))
-                << name << " " << rate << " " << l2;
-          }
+          EXPECT_TRUE(rule.Fits(rule.RatesOf(rate, step), dim, 1e8, range, l2 == 0.f))
+              << rule.name() << " " << rate << " " << l2;
         }
       }
     }
+  }
+}
+
+TEST(Fits, CommonTrainingFits) {
+  for (const std::string& name : AllRuleNames()) ExpectCommonTrainingFits(RuleNamed(name));
+  ExpectCommonTrainingFits(RuleNamed("ftrl", {-.5f, 1e-10f}));
+  ExpectCommonTrainingFits(RuleNamed("ftrl", {-.5f, 1e-10f, 0.1f, 0.1f, 0.1f, 1.f}));
+  for (const std::string name : {"adam", "adam_per_row", "rowwise_adam"}) {
+    ExpectCommonTrainingFits(RuleNamed(name, {0.f, 0.99f, 1e-10f}));
+  }
+  for (const float momentum : {0.f, 0.999f}) {
+    ExpectCommonTrainingFits(RuleNamed("momentum", {momentum, 1.f}));
   }
 }
 

@@ -11,6 +11,22 @@ const ShardFlags* FlagsOfBucket(const LookupPlan& plan, int64_t bucket) {
   return plan.tables[bucket / kNumShards]->flags().shard(bucket % kNumShards);
 }
 
+// Returns whether all rows of a bucket are in range (ValueRange). The update, which ended just
+// before, has left the rows in the cache. Not part of its loop, which compilers would vectorize
+// worse.
+template <class Rule>
+SLIPSTREAM_SIMD_CLONES bool RowsAreInRange(const BucketUpdate& update, Rule rule, int64_t dim) {
+  const float max_value = update.table->options().rule.RangeOf(RowDtype::kFloat32).max_value;
+  const CellRange keys = KeysOf(*update.plan, update.bucket);
+  bool are_in_range = true;
+  for (int64_t u = keys.begin; u < keys.end; ++u) {
+    if (update.plan->unique_row[u] == nullptr) continue;
+    const float* const row = RowLayout::Floats(update.plan->unique_row[u]);
+    are_in_range &= AreAtMost(max_value, dim, row) && rule.SlotsInRange(dim, row + dim);
+  }
+  return are_in_range;
+}
+
 // Updates all rows of a bucket. summed: [dim], overwritten.
 template <bool kWithAll, class Rule>
 SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule& rule, int64_t next,
@@ -26,10 +42,6 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
   const ShardFlags* const flags = FlagsOfBucket(plan, update.bucket);
   const ShardFlags* const next_flags = FlagsOfBucket(plan, next);
   const CellRange keys = KeysOf(plan, update.bucket);
-  // Other rows stay in range; see UpdateRule::Fits.
-  constexpr bool kChecks = kWithAll || !Rule::kOnlyAdds;
-  const float max_value = update.table->rows().layout().range().max_value;
-  bool is_in_range = true;
   int64_t use = keys.begin, masked = 0, absent = 0;
   const auto prefetch = [&](int64_t u, bool is_next) SLIPSTREAM_LAMBDA_INLINE {
     PrefetchBytes(plan.unique_row[u], row_bytes);
@@ -56,11 +68,10 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateRows(const BucketUpdate& update, const Rule&
     if (kWithAll && transforms_any) transforms.BeforeRule(rates, dim, summed, row);
     rule.Apply(rates.rate, dim, summed, row);
     if (kWithAll && transforms_any) transforms.AfterRule(rates, dim, row);
-    if (kChecks) {
-      is_in_range &= AreAtMost(max_value, dim, row) && rule.SlotsInRange(dim, row + dim);
-    }
   });
-  if (!is_in_range) update.shard()->is_in_range = false;
+  // Other rows stay in range; see UpdateRule::Fits.
+  const bool checks = !Rule::kStaysInRange || (kWithAll && !transforms.OnlyShrink());
+  if (checks && !RowsAreInRange(update, rule, dim)) update.shard()->is_in_range = false;
   UpdateCounts* const counts = CountsOf(update);
   counts->offered += keys.end - keys.begin - absent;
   counts->sent += keys.end - keys.begin - absent - masked;

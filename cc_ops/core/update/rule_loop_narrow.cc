@@ -17,7 +17,7 @@ SLIPSTREAM_ALWAYS_INLINE void UpdateNarrow(const BucketUpdate& update, const Rul
   const RowLayout layout = update.table->rows().layout();
   const int64_t slots = rule.Slots(dim), row_bytes = layout.bytes();
   const CellRange keys = KeysOf(plan, update.bucket);
-  const float max_value = layout.range().max_value;
+  const float max_value = update.table->options().rule.RangeOf(layout.dtype).max_value;
   bool is_in_range = true;
   int64_t use = keys.begin, absent = 0;
   const auto prefetch = [&](int64_t u, bool /*is_next*/) SLIPSTREAM_LAMBDA_INLINE {

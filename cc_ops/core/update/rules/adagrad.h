@@ -8,7 +8,7 @@ namespace slipstream {
 
 struct Adagrad : RuleBase {
   static constexpr const char* kName = "adagrad";
-  static constexpr bool kOnlyAdds = true;
+  static constexpr bool kStaysInRange = true;
   static constexpr std::array kDefaults = {0.f, 1e-10f};
   explicit Adagrad(const RuleParameters& p) : initial_sum(p[0]), epsilon(p[1]) {}
 
@@ -34,6 +34,9 @@ struct Adagrad : RuleBase {
   }
   SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
     return AreBetween(0.f, kMaxSquares, dim, slots);
+  }
+  bool SlotsStayInRange(double /*rate*/, double gradient) const {
+    return gradient * gradient <= kAbsorbed * kMaxSquares;
   }
 
   // Compare squares, which needs only one square root.

@@ -9,6 +9,7 @@ namespace slipstream {
 
 // The moments of Adam and their bias correction.
 struct AdamMoments : RuleBase {
+  static constexpr bool kStaysInRange = true;
   explicit AdamMoments(const RuleParameters& p) : beta_1(p[0]), beta_2(p[1]), epsilon(p[2]) {}
 
   // Bias correction by the number of updates of the table.
@@ -38,6 +39,11 @@ struct AdamMoments : RuleBase {
     const double first = 4. * kMaxMoment + 2. * gradient;
     const double factor = 2. * std::fabs(rate) * std::max(1., 1. / epsilon);
     return {factor * first, std::max(factor * first, 4. * kMaxSquares + 2. * squares)};
+  }
+
+  // A new moment is at most the old one, or twice the magnitude or square of the gradient.
+  bool SlotsStayInRange(double /*rate*/, double gradient) const {
+    return gradient <= kMaxMoment / 4. && gradient * gradient <= kMaxSquares / 4.;
   }
 
   // Returns the Movement (UpdateRule) for second moments v ([dim]), without momentum: rate *

@@ -75,7 +75,7 @@ struct Ftrl : RuleBase {
     std::fill_n(slots + dim, dim, kUnknown);
   }
 
-  static constexpr float kMinSum = 0x1p-30f;  // Minimum of a sum in range.
+  static constexpr float kMinSum = 0x1p-60f;  // Minimum of a sum in range.
   // Linear term of a replica.
   static constexpr float kUnknown = std::numeric_limits<float>::max();
   float power, initial_sum, l1, l2, l2_shrinkage, beta;

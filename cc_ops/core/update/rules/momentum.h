@@ -9,6 +9,7 @@ namespace slipstream {
 
 struct Momentum : RuleBase {
   static constexpr const char* kName = "momentum";
+  static constexpr bool kStaysInRange = true;
   static constexpr std::array kDefaults = {.9f, 0.f};
   explicit Momentum(const RuleParameters& p) : momentum(p[0]), is_nesterov(p[1] != 0.f) {}
 
@@ -34,6 +35,11 @@ struct Momentum : RuleBase {
   }
   SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t dim, const float* slots) const {
     return AreAtMost(kMaxMoment, dim, slots);
+  }
+  bool SlotsStayInRange(double rate, double gradient) const {
+    // The product with the momentum decreases the velocity by more than rounding may increase it.
+    const double decrease = 1. - std::fabs(static_cast<double>(momentum));
+    return decrease >= 0x1p-20 && 4. * std::fabs(rate) * gradient <= decrease * kMaxMoment;
   }
 
   // Ignores the velocity, so that a sum of n similar gradients counts as n steps.

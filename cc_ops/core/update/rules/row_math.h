@@ -67,30 +67,30 @@ SLIPSTREAM_ALWAYS_INLINE float Largest(int64_t dim, const Value& value) {
 }
 
 // Returns whether all of `values` ([n]) are between two numbers of at least 0; false for a NaN or
-// -0. Compares bits as integers, which compilers vectorize.
+// -0. Compares bits as integers and finds their maximum, which compilers vectorize.
 SLIPSTREAM_ALWAYS_INLINE bool AreBetween(float minimum, float maximum, int64_t n,
                                          const float* values) {
-  uint32_t low, high, is_beyond = 0;
+  uint32_t low, high, largest = 0;
   std::memcpy(&low, &minimum, sizeof(low));
   std::memcpy(&high, &maximum, sizeof(high));
   for (int64_t j = 0; j < n; ++j) {
     uint32_t bits;
     std::memcpy(&bits, values + j, sizeof(bits));
-    is_beyond |= bits - low > high - low;
+    largest = std::max(largest, bits - low);
   }
-  return is_beyond == 0;
+  return largest <= high - low;
 }
 
 // Same, whether the magnitudes of the values are at most `maximum`.
 SLIPSTREAM_ALWAYS_INLINE bool AreAtMost(float maximum, int64_t n, const float* values) {
-  uint32_t high, is_beyond = 0;
+  uint32_t high, largest = 0;
   std::memcpy(&high, &maximum, sizeof(high));
   for (int64_t j = 0; j < n; ++j) {
     uint32_t bits;
     std::memcpy(&bits, values + j, sizeof(bits));
-    is_beyond |= (bits & 0x7fffffffu) > high;
+    largest = std::max(largest, bits & 0x7fffffffu);
   }
-  return is_beyond == 0;
+  return largest <= high;
 }
 
 // Returns the largest square of `values` ([dim]), or a NaN if there is one.

@@ -41,6 +41,9 @@ struct RowTransforms {
   bool SweepsAll() const { return of_all_rows && l2 != 0.f; }
 
   bool any() const { return any_of_gradient() || decay != 0.f || max_norm != 0.f; }
+  // Whether the transforms only shrink gradients and rows, so that rows stay in range if the rule
+  // alone keeps them there. A decay of all rows enlarges the steps of stored values.
+  bool OnlyShrink() const { return l2 == 0.f && !of_all_rows; }
   bool any_of_gradient() const { return l2 != 0.f || clip_value != 0.f || clip_norm != 0.f; }
 
   // Fraction of a row that remains after its decay; at least 0.
@@ -76,19 +79,13 @@ struct RowTransforms {
  private:
   static SLIPSTREAM_ALWAYS_INLINE void Shorten(float maximum, int64_t dim,
                                                float* __restrict__ values) {
-    float norm = std::sqrt(SumOfSquares(dim, values));
+    const float norm = std::sqrt(SumOfSquares(dim, values));
     if (norm <= maximum) return;
-    if (!(norm <= std::numeric_limits<float>::max())) {
-      // The squares overflow.
-      constexpr float kScale = 0x1p-80f;
-      float squares = 0.f;
-      for (int64_t j = 0; j < dim; ++j) squares += kScale * values[j] * (kScale * values[j]);
-      norm = std::sqrt(squares);
-      if (norm <= kScale * maximum) return;
-      Multiply(kScale, dim, values);
-    }
-    Multiply(maximum / norm, dim, values);
+    if (norm <= std::numeric_limits<float>::max()) return Multiply(maximum / norm, dim, values);
+    ShortenHuge(maximum, dim, values);
   }
+  // Same, if the squares overflow. Not inlined, because it would slow down the loops around it.
+  static void ShortenHuge(float maximum, int64_t dim, float* values);
 
   static SLIPSTREAM_ALWAYS_INLINE void Multiply(float factor, int64_t dim,
                                                 float* __restrict__ values) {

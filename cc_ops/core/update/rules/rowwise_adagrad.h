@@ -8,7 +8,7 @@ namespace slipstream {
 
 struct RowWiseAdagrad : RuleBase {
   static constexpr const char* kName = "rowwise_adagrad";
-  static constexpr bool kOnlyAdds = true;
+  static constexpr bool kStaysInRange = true;
   static constexpr std::array kDefaults = {0.f, 1e-10f};
   explicit RowWiseAdagrad(const RuleParameters& p) : initial_sum(p[0]), epsilon(p[1]) {}
 
@@ -34,6 +34,9 @@ struct RowWiseAdagrad : RuleBase {
   }
   SLIPSTREAM_ALWAYS_INLINE bool SlotsInRange(int64_t /*dim*/, const float* slots) const {
     return AreBetween(0.f, kMaxSquares, 1, slots);
+  }
+  bool SlotsStayInRange(double /*rate*/, double gradient) const {
+    return gradient * gradient <= kAbsorbed * kMaxSquares;
   }
 
   float Movement(float rate, int64_t dim, const float* gradient, const float* row) const {

@@ -20,15 +20,18 @@ namespace slipstream {
 constexpr int kMaxRuleParameters = 8;
 using RuleParameters = std::array<float, kMaxRuleParameters>;
 
-// A row is in range if its values are at most ValueRange::max_value in magnitude and its slots are
-// as in SlotsInRange of the rule. Practically all rows are in range. For them, UpdateRule::Fits
-// proves that no result of an update overflows.
+// A row is in range if its values are at most ValueRange::max_value (UpdateRule::RangeOf) in
+// magnitude and its slots are as in SlotsInRange of the rule. Practically all rows are in range.
+// For them, UpdateRule::Fits proves that no result of an update overflows.
 struct ValueRange {
   float max_value;    // Maximum in a row in range.
   double max_result;  // Maximum after one update; finite in the type of the values.
 };
 // Maxima of slots in range: sums and means of squares, and moments and other sums.
 constexpr float kMaxSquares = 0x1p90f, kMaxMoment = 0x1p45f;
+// A number of at most 2^k absorbs steps of at most 2^k times this, because the next float is
+// 2^k + 2^(k-23): the sum is rounded to at most 2^k.
+constexpr double kAbsorbed = 0x1p-26;
 // Smallest epsilon for which rules have a bound.
 constexpr float kMinEpsilon = 0x1p-100f;
 
@@ -53,9 +56,9 @@ constexpr StepBound kUnbounded = {std::numeric_limits<double>::infinity(), 0.};
 //       For any row in range and gradients of at most `gradient`. Bounds are too large by a factor
 //       of 2 or more, because Apply rounds. rate: as in Apply. max_value: ValueRange::max_value.
 struct RuleBase {
-  // Whether an update only adds a step to each value, and squares of the gradient or their mean to
-  // each slot. Rows in range then stay in range if the steps are small (UpdateRule::Fits).
-  static constexpr bool kOnlyAdds = false;
+  // Whether rows in range stay in range: an update adds to each value a step that the value absorbs
+  // (UpdateRule::Fits), and SlotsStayInRange is defined.
+  static constexpr bool kStaysInRange = false;
 
   // Number of slots (floats) of a row with `dim` values.
   int64_t Slots(int64_t /*dim*/) const { return 0; }
@@ -74,6 +77,8 @@ struct RuleBase {
   // Returns whether the slots ([Slots(dim)]) are in range, so that Bound holds; false if one is a
   // NaN.
   bool SlotsInRange(int64_t /*dim*/, const float* /*slots*/) const { return true; }
+  // Returns whether slots in range stay in range. Arguments as in Bound, which is finite.
+  bool SlotsStayInRange(double /*rate*/, double /*gradient*/) const { return true; }
 };
 
 }  // namespace slipstream

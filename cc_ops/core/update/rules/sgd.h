@@ -8,7 +8,7 @@ namespace slipstream {
 
 struct Sgd : RuleBase {
   static constexpr const char* kName = "sgd";
-  static constexpr bool kOnlyAdds = true;
+  static constexpr bool kStaysInRange = true;
   static constexpr std::array<float, 0> kDefaults = {};
   explicit Sgd(const RuleParameters& /*p*/) {}
 

@@ -68,6 +68,16 @@ int64_t UpdateRule::SlotsPerRow(int64_t dim) const {
   return slots;
 }
 
+void RowTransforms::ShortenHuge(float maximum, int64_t dim, float* values) {
+  constexpr float kScale = 0x1p-80f;
+  float squares = 0.f;
+  for (int64_t j = 0; j < dim; ++j) squares += kScale * values[j] * (kScale * values[j]);
+  const float norm = std::sqrt(squares);
+  if (norm <= kScale * maximum) return;
+  Multiply(kScale, dim, values);
+  Multiply(maximum / norm, dim, values);
+}
+
 void UpdateRule::InitSlots(int64_t dim, float* slots) const {
   std::fill_n(slots, SlotsPerRow(dim), 0.f);
   AllRules::Visit(*this, [&](const auto& own) { own.InitSlots(dim, slots); });
@@ -95,33 +105,39 @@ bool UpdateRule::IsInRange(int64_t dim, float max_value, const float* row) const
   return is_in_range;
 }
 
+ValueRange UpdateRule::RangeOf(RowDtype dtype) const {
+  if (dtype == RowDtype::kFloat16) return {0x1p14f, 0x1p15};
+  bool stays = false;
+  AllRules::Visit(*this, [&](const auto& own) { stays = own.kStaysInRange; });
+  // The larger range absorbs larger steps. The bounds of other updates contain products with rows.
+  return stays && transforms.OnlyShrink() ? ValueRange{0x1p120f, 0x1p126}
+                                          : ValueRange{0x1p40f, 0x1p126};
+}
+
 // An update starts from values of at most max_value, multiplies them by `kept`, adds a step
 // (StepBound) and divides by the scale of the table. Clipping and max_norm only shrink.
 //
 // Rows may grow beyond the range over many updates. Therefore all loops check whether updated rows
-// are still in range, except the loop over float rows without transforms for rules that only add
-// (kOnlyAdds), because rounding keeps these rows in range: the float after a power of two L is
-// L + 2^-23 L. The sum of a number of at most L and a step of at most 2^-25 L is thus rounded to at
-// most L.
+// are still in range, except loops over float rows for rules that keep rows in range
+// (kStaysInRange) with transforms that only shrink.
 bool UpdateRule::Fits(const StepRates& rates, int64_t dim, double gradient, ValueRange range,
                       bool is_unchecked) const {
   // Half of the largest float, because results may be rounded up to 16 bits.
-  constexpr double kMaxResult = 0x1p126, kAbsorbed = 0x1p-26;
+  constexpr double kMaxResult = 0x1p126;
   // Twice the gradient of the penalty 2 * l2 * row.
   const double penalized = gradient + 4. * std::fabs(transforms.l2) * range.max_value;
   StepBound bound;
-  bool only_adds = false;
+  bool checks = true, stays = false;
   AllRules::Visit(*this, [&](const auto& own) {
     bound = own.Bound(rates.rate, penalized, dim, range.max_value);
-    only_adds = own.kOnlyAdds;
+    checks = !is_unchecked || !own.kStaysInRange;
+    stays = rates.kept <= 1.f && own.SlotsStayInRange(rates.rate, gradient);
   });
   const double start = range.max_value * std::max(1., static_cast<double>(rates.kept));
   const double value = (start + bound.step) / std::min(1.f, rates.next_scale);
   const bool fits =
       penalized <= kMaxResult && bound.rest <= kMaxResult && value <= range.max_result;
-  if (!fits || !is_unchecked || !only_adds) return fits;
-  return bound.step <= kAbsorbed * range.max_value &&
-         gradient * gradient <= kAbsorbed * kMaxSquares;
+  return fits && (checks || (stays && bound.step <= kAbsorbed * range.max_value));
 }
 
 void UpdateRule::Update(StepRates rates, int64_t dim, float* gradient, float* row) const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cc_ops/core/base/row_codec.h"
 #include "cc_ops/core/base/status.h"
 #include "cc_ops/core/update/rules/row_transforms.h"
 #include "cc_ops/core/update/rules/rule_base.h"
@@ -36,6 +37,9 @@ struct UpdateRule {
   // Returns all factors of this update, for a table with RowStore::scale 1.
   StepRates RatesOf(float learning_rate, int64_t step) const;
 
+  // Returns the range of values of the type in which an update needs no check. Half of float16's
+  // range remains for the step.
+  ValueRange RangeOf(RowDtype dtype) const;
   // Returns whether a row is in range (ValueRange). row: `dim` values, then their slots.
   bool IsInRange(int64_t dim, float max_value, const float* row) const;
   // Returns whether one update of any row in range gives finite values of at most
