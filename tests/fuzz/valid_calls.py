@@ -68,8 +68,10 @@ def call_table_ops(call: Call) -> None:
     tables = _tables(call)
     looked_up = call("SlipstreamLookup", handles=tables, **LOOKUP)
     call("SlipstreamEvaluationLookup", handles=tables, **LOOKUP)
-    update = {"plan": looked_up.plan, "learning_rate": RATE}
+    update = {"handles": tables, "plan": looked_up.plan, "learning_rate": RATE}
     call("SlipstreamApplyGradients", gradients=_gradients(looked_up), **update)
+    call_row_gradient_ops(call, looked_up)
+    call("SlipstreamTableRelease", handle=_tables(call)[0])
     table = tables[0]
     keys = np.array([5, 7, 9])
     call("SlipstreamTableGather", handle=table, keys=keys, dim=2)
@@ -102,12 +104,23 @@ def call_table_ops(call: Call) -> None:
     call("SlipstreamTableClear", handle=table)
 
 
+def call_row_gradient_ops(call: Call, looked_up: Any) -> None:
+    """Calls the ops that connect the lookups of a step with its update."""
+    anchors, pooled = [np.float32(0.0)], [value.numpy() for value in looked_up.pooled]
+    call("SlipstreamRowSource", anchors=anchors, store=0, apply="backward")
+    # The source has no value, and its type is variant like the plan's.
+    connected = {"source": looked_up.plan, "plan": looked_up.plan, "anchors": anchors, "ranks": 1}
+    call("SlipstreamConnectRows", pooled=pooled, **connected)
+    call("SlipstreamRowGradients", plan=looked_up.plan, gradients=_gradients(looked_up))
+
+
 def call_exchange_ops(call: Call) -> None:
     """Calls the ops that exchange rows and gradients between ranks."""
     owners, copies, deferring = _tables(call), _tables(call), _tables(call)
     looked_up = call("SlipstreamLookup", handles=owners, **LOOKUP)
     update = {"gradients": _gradients(looked_up), "learning_rate": RATE}
-    found = call("SlipstreamCollectGradients", plan=looked_up.plan, ranks=2, **update)
+    collected = {"handles": owners, "plan": looked_up.plan, "ranks": 2}
+    found = call("SlipstreamCollectGradients", **collected, **update)
     received = {name: getattr(found, name).numpy() for name in ("sizes", "keys", "values")}
     call("SlipstreamMergeRows", ranks=2, row_floats=[2, 3], **received)
     packed = call("SlipstreamPackMessages", wire_dtype=ROUNDED, row_floats=[2, 3], **received)
@@ -118,7 +131,7 @@ def call_exchange_ops(call: Call) -> None:
     for table in deferring:
         call("SlipstreamTableSetPolicy", handle=table, is_exchanged=True, **_deferring())
     later = call("SlipstreamLookup", handles=deferring, **LOOKUP)
-    call("SlipstreamCollectGradients", plan=later.plan, **update)
+    call("SlipstreamCollectGradients", handles=deferring, plan=later.plan, **update)
     call("SlipstreamCollectDeferred", handles=deferring, ranks=2)
 
     combiners = LOOKUP["combiners"]
