@@ -406,27 +406,31 @@ def eager_mode() -> Any:
     return context.eager_mode()
 
 
-def is_recorded(tensor: Any) -> bool:
-    """Returns whether a recording tape has recorded a tensor."""
+def num_tapes(tensor: Any) -> int:
+    """Returns how many of the recording tapes have recorded a tensor: 0, 1, or 2 for more.
+
+    A persistent tape counts as 2.
+    """
     util = importlib.import_module("tensorflow.python.ops.gradients_util")
-    return bool(util.PossibleTapeGradientTypes([tensor]))
+    return int(util.PossibleTapeGradientTypes([tensor]))
+
+
+def needs_gradient(op: Any, index: int) -> bool:
+    """Returns whether the result of a gradient function for an input of its op is used.
+
+    A tape skips inputs that it has not recorded.
+
+    Args:
+        op: The first argument of the gradient function.
+        index: Index of the input.
+    """
+    return index not in (getattr(op, "skip_input_indices", None) or ())
 
 
 def is_recording_stopped() -> bool:
     """Returns whether recording is stopped, as in `tf.recompute_grad`."""
     tapes = importlib.import_module("tensorflow.python.pywrap_tfe")
     return bool(tapes.TFE_Py_TapeSetIsStopped())
-
-
-def is_recorded_alike(first: Any, second: Any) -> bool:
-    """Returns whether the same number of tapes (0, 1 or more) has recorded both tensors.
-
-    If both tensors depend on the same variable, a tape that was opened between them has recorded
-    only the second.
-    """
-    util = importlib.import_module("tensorflow.python.ops.gradients_util")
-    possible = util.PossibleTapeGradientTypes
-    return bool(possible([first]) == possible([second]))
 
 
 def graph_outside_of_control_flow() -> Any:

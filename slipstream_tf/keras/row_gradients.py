@@ -154,8 +154,10 @@ _eager_sources = _EagerSources()
 def _shared_source(store: Any, anchors: Sequence[Any], apply: str, layer: str) -> _Source:
     """Returns the source that the lookups of a training step share.
 
-    An earlier source is shared if the tapes that record now have recorded it as well. A source is
-    created outside of loops and branches, so that all their lookups share it.
+    An earlier source is shared if it is certain that the tapes that record now have recorded it as
+    well. Otherwise the new source passes gradients on to an earlier source that some of the tapes
+    have recorded. A source is created outside of loops and branches, so that all their lookups
+    share it.
     """
     graph = _compat.graph_outside_of_control_flow()
     if graph is None:
@@ -168,12 +170,18 @@ def _shared_source(store: Any, anchors: Sequence[Any], apply: str, layer: str) -
     with contextlib.nullcontext() if graph is None else graph.as_default():
         values = [_compat.value_without_autocast(anchor) for anchor in anchors]
         known = sources.get(store)
-        if known is not None and _compat.is_recorded_alike(known.tensor, values[0]):
-            if known.apply != apply:
+        previous = []
+        if known is not None:
+            tapes, known_tapes = _compat.num_tapes(values[0]), _compat.num_tapes(known.tensor)
+            is_shared = tapes == known_tapes < 2
+            if (is_shared or known_tapes) and known.apply != apply:
                 place = f"layer {layer!r}, which shares its store with another layer"
                 raise invalid("apply", apply, place, f"{known.apply!r}, as in the other layer")
-            return known
-        tensor = ops.row_source(values, _number_of(store), apply)
+            if is_shared:
+                return known
+            if known_tapes:
+                previous = [known.tensor]
+        tensor = ops.row_source(values, _number_of(store), apply, previous)
         sources[store] = _Source(tensor, apply, frozenset(map(id, anchors)))
     return sources[store]
 
@@ -242,11 +250,18 @@ def _gradients_of_source(op: Any, gradients: tf.Tensor) -> list[Any]:
     store = _stores.get(op.get_attr("store"))
     if store is None:
         raise RuntimeError("The embedding layer of a lookup was deleted before its gradients.")
-    if _as_text(op.get_attr("apply")) == "step":
-        return list(by_table(store.collect_gradients(gradients, ()), store))
+    is_step = _as_text(op.get_attr("apply")) == "step"
+    anchors = op.inputs[: op.get_attr("num_anchors")]
+    num_previous = op.get_attr("num_previous")
+    if num_previous and _compat.needs_gradient(op, len(anchors)):
+        of_anchors = [None if is_step else tf.zeros_like(anchor) for anchor in anchors]
+        return [*of_anchors, gradients]
+    of_previous = [None] * num_previous
+    if is_step:
+        return [*by_table(store.collect_gradients(gradients, ()), store), *of_previous]
     # Otherwise TensorFlow builds the gradients of a function in advance, where tapes may record.
     is_of_tape = not isinstance(op, tf.Operation)
-    if is_of_tape and _compat.is_recorded(op.inputs[0]):
+    if is_of_tape and _compat.num_tapes(anchors[0]):
         place = "a tape inside of another tape that records the same lookups"
         allowed = (
             "'step', because the gradients of the inner tape would update the rows. Pass "
@@ -262,7 +277,7 @@ def _gradients_of_source(op: Any, gradients: tf.Tensor) -> list[Any]:
     # Grappler would fold a constant 0 together with the update, for example in `fit` with Adam,
     # which multiplies it by its moments.
     with tf.control_dependencies([part for part in (update, counted) if part is not None]):
-        return [tf.identity(op.inputs[0])]
+        return [tf.identity(anchors[0]), *of_previous]
 
 
 def _as_text(attribute: Any) -> str:

@@ -7,7 +7,9 @@ import tensorflow as tf
 from slipstream_tf.ops import _loader
 
 
-def row_source(anchors: Sequence[tf.Tensor], store: int, apply: str) -> tf.Tensor:
+def row_source(
+    anchors: Sequence[tf.Tensor], store: int, apply: str, previous: Sequence[tf.Tensor] = ()
+) -> tf.Tensor:
     """Returns the source of all rows of a store, from which the lookups of a step depend.
 
     TensorFlow sums the gradients of these lookups and then calls the gradient function of the op
@@ -17,11 +19,14 @@ def row_source(anchors: Sequence[tf.Tensor], store: int, apply: str) -> tf.Tenso
         anchors: Values of the trainable variables that receive the gradient, float32 [].
         store: Number of the store in this process.
         apply: `"backward"` or `"step"`.
+        previous: An earlier source of the store, to which a tape that has recorded it passes the
+            gradients on; or empty.
 
     Returns:
         A scalar variant.
     """
-    return _loader.library().slipstream_row_source(anchors=list(anchors), store=store, apply=apply)
+    op = _loader.library().slipstream_row_source
+    return op(anchors=list(anchors), previous=list(previous), store=store, apply=apply)
 
 
 def connect_rows(

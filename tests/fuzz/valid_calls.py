@@ -107,7 +107,7 @@ def call_table_ops(call: Call) -> None:
 def call_row_gradient_ops(call: Call, looked_up: Any) -> None:
     """Calls the ops that connect the lookups of a step with its update."""
     anchors, pooled = [np.float32(0.0)], [value.numpy() for value in looked_up.pooled]
-    call("SlipstreamRowSource", anchors=anchors, store=0, apply="backward")
+    call("SlipstreamRowSource", anchors=anchors, previous=[], store=0, apply="backward")
     # The source has no value, and its type is variant like the plan's.
     connected = {"source": looked_up.plan, "plan": looked_up.plan, "anchors": anchors, "ranks": 1}
     call("SlipstreamConnectRows", pooled=pooled, **connected)

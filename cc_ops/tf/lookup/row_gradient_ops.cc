@@ -11,8 +11,10 @@ using tf::shape_inference::InferenceContext;
 
 REGISTER_OP("SlipstreamRowSource")
     .Input("anchors: num_anchors * float")
+    .Input("previous: num_previous * variant")
     .Output("source: variant")
     .Attr("num_anchors: int >= 1")
+    .Attr("num_previous: int >= 0")
     .Attr("store: int")
     .Attr("apply: {'backward', 'step'}")
     .SetShapeFn(tf::shape_inference::ScalarShape)
@@ -24,6 +26,8 @@ gradients and then calls the gradient function of the source once, which updates
 their gradients.
 
 anchors: Scalars. The trainable variables that receive the gradient.
+previous: No tensor, or an earlier source of the store. A tape that has recorded it passes the
+  gradients on to it, so that they are one update with the gradients of earlier lookups.
 store: Number of the store in this process.
 apply: 'backward': the gradient function updates the rows. 'step': it returns their gradients.
 source: Scalar without gradients.

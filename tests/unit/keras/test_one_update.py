@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -444,6 +446,37 @@ def test_inner_tape_over_a_lookup_is_refused():
         loss = one_call(layer, PARTS[0], UPSTREAM[0])
         with pytest.raises(ValueError, match=r"Invalid `apply`: 'backward'.*inner tape"):
             inner.gradient(loss, layer.trainable_variables)
+
+
+@pytest.mark.parametrize("apply", ["backward", "step"])
+@pytest.mark.parametrize("as_function", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("outer", ["one", "two", "three", "persistent"])
+@pytest.mark.parametrize("which", ["inner", "outer"])
+def test_each_nested_tape_updates_the_rows_of_its_lookups(which, outer, as_function, apply):
+    layer, optimizer = make_layer(apply=apply), make_optimizer(apply)
+    variables, start = layer.trainable_variables, make_layer().table("item").read([1, 2, 3])
+    optimizer.build(variables)
+    ones = np.ones((1, 2, DIM), np.float32)
+
+    def step():
+        count = {"two": 2, "three": 3}.get(outer, 1)
+        with contextlib.ExitStack() as stack:
+            outside = [
+                stack.enter_context(tf.GradientTape(persistent=outer == "persistent"))
+                for _ in range(count)
+            ]
+            first = one_call(layer, tf.constant([[1, 2]]), ones)
+            with tf.GradientTape() as inner:
+                second = one_call(layer, tf.constant([[2, 3]]), ones)
+            total = first + second + one_call(layer, tf.constant([[3, 3]]), ones)
+        tape, loss = (inner, second) if which == "inner" else (outside[0], total)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    (tf.function(step) if as_function else step)()
+    moved = (np.asarray(start) - np.asarray(layer.table("item").read([1, 2, 3])))[:, 0]
+    want = [0, 1, 1] if which == "inner" else [1, 2, 3]
+    np.testing.assert_allclose(moved, 0.01 * np.array(want), rtol=1e-4, atol=1e-7)
+    assert rows_of(layer)["steps"].tolist() == [1, 1]
 
 
 def test_rows_of_a_step_stay_in_a_bounded_table():
