@@ -128,6 +128,14 @@ def dense_rate(optimizer: Any) -> Any:
     return getattr(innermost_optimizer(optimizer), "_learning_rate", None)
 
 
+def schedule_step(optimizer: Any) -> Any:
+    """Returns the step at which a Keras optimizer evaluates its learning-rate schedule.
+
+    With `gradient_accumulation_steps` it counts all steps, whereas `iterations` counts updates.
+    """
+    return getattr(optimizer, "_iterations", optimizer.iterations)
+
+
 def innermost_optimizer(optimizer: Any) -> Any:
     """Returns the optimizer inside of a `keras.optimizers.LossScaleOptimizer`."""
     while hasattr(optimizer, "inner_optimizer"):

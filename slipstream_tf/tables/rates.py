@@ -258,7 +258,7 @@ class Rates:
         if the factor exceeds `_MAX_FACTOR`. For example, a dense rate first seen at the start of
         its warm-up would raise the tables' rates far above the configured values.
         """
-        iterations = self._optimizer.iterations
+        iterations = _compat.schedule_step(self._optimizer)
         if ahead:
             iterations = tf.convert_to_tensor(iterations) + ahead
         rate = _dense_rate(_compat.dense_rate(self._optimizer), iterations)

@@ -86,14 +86,26 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("eager", [False, True])
 def test_optimizer_settings_act_on_rows_like_dense_tables(settings, eager):
+    expect_rows_of_dense_tables(lambda: keras.optimizers.SGD(RATE, **settings), eager)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_rows_follow_schedule_at_steps_of_accumulation(steps):
+    """Keras evaluates schedules at the number of all steps, not of updates."""
+    schedule = keras.optimizers.schedules.InverseTimeDecay(RATE, 1, 1.0)
+    expect_rows_of_dense_tables(
+        lambda: keras.optimizers.SGD(schedule, gradient_accumulation_steps=steps)
+    )
+
+
+def expect_rows_of_dense_tables(make_optimizer, eager=False):
+    """Trains rows and equal dense tables with an optimizer, and compares them."""
     rule = optimizers.SGD(RATE)
     theirs = OneHot(make_layer(rule))
-    dense = model_of(keras.optimizers.SGD(RATE, **settings), theirs, run_eagerly=eager)
+    dense = model_of(make_optimizer(), theirs, run_eagerly=eager)
     start = [np.array(table) for table in theirs.tables]
     train(dense)
-    ours = make_model(
-        CombinedOptimizer(keras.optimizers.SGD(RATE, **settings)), rule=rule, run_eagerly=eager
-    )
+    ours = make_model(CombinedOptimizer(make_optimizer()), rule=rule, run_eagerly=eager)
     train(ours)
     for before, table, weight in zip(start, TABLES, theirs.tables, strict=True):
         rows, _ = layer_of(ours).store.gather(table, np.arange(20))
