@@ -131,10 +131,7 @@ class _AppliesRows(_Mixin):
         for variable in variables:
             anchor = anchor_of(variable)
             if anchor is not None:
-                if anchor.table is None:
-                    place = f"layer {anchor.layer!r} with a CombinedOptimizer"
-                    allowed = "'step'. Pass apply='step' to the layer"
-                    raise invalid("apply", "backward", place, allowed)
+                _require_step(anchor)
                 refuse_missing_rows(self, variable, anchor.layer)
         super().build(variables)
 
@@ -153,6 +150,7 @@ class _AppliesRows(_Mixin):
             anchor = anchor_of(variable)
             if anchor is None or gradient is None:
                 continue
+            _require_step(anchor)
             _require_slices(gradient, anchor)
             factor = self.loss_scale_factor
             values = gradient.values if factor is None else gradient.values / factor
@@ -339,6 +337,12 @@ def refuse_missing_rows(optimizer: Any, variable: Any, layer: str) -> None:
             "loaded model, because Keras files do not store the exclusion"
         )
         raise invalid("weight_decay", optimizer.weight_decay, place, allowed)
+
+
+def _require_step(anchor: Anchor) -> None:
+    if anchor.table is None:
+        place = f"layer {anchor.layer!r} with a CombinedOptimizer"
+        raise invalid("apply", "backward", place, "'step'. Pass apply='step' to the layer")
 
 
 def _require_slices(gradient: Any, anchor: Anchor) -> None:

@@ -176,16 +176,28 @@ class CheckApply(keras.constraints.Constraint):
         Raises:
             ValueError: A setting of the optimizer does not apply to rows.
         """
-        layer: Any = self._layer()
+        layer, optimizer = self._layer(), self.check()
         if layer is None:
             return tf.convert_to_tensor(anchor)
         checks = require_one_update(layer.store, layer.name) if layer.apply == "backward" else []
-        optimizer = _compat.optimizer_of(_compat.applying_optimizer(), layer.anchors[0])
         if optimizer is not None:
-            require_fitting_optimizer(layer, optimizer)
             layer.store.rates.follow_applied(optimizer)
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(tf.convert_to_tensor(anchor))
+
+    def check(self) -> Any:
+        """Checks the optimizer that is running in this thread and returns it, if there is one.
+
+        Raises:
+            ValueError: A setting of the optimizer does not apply to rows.
+        """
+        layer: Any = self._layer()
+        if layer is None or not layer.anchors:
+            return None
+        optimizer = _compat.optimizer_of(_compat.applying_optimizer(), layer.anchors[0])
+        if optimizer is not None:
+            require_fitting_optimizer(layer, optimizer)
+        return optimizer
 
 
 def require_fitting_optimizer(layer: Any, optimizer: Any) -> None:

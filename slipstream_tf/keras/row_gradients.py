@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from slipstream_tf import _compat
@@ -45,6 +46,16 @@ def anchor_of(variable: Any) -> Anchor | None:
     return getattr(variable, "slipstream_anchor", None)
 
 
+class _CheckedAnchor(keras.Variable):
+    """A variable that checks the optimizer before the optimizer changes anything."""
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """False. Keras optimizers read this property first in `build` and `apply`."""
+        self.constraint.check()
+        return False
+
+
 def add_anchors(layer: Any, store: Any, apply: str, constraint: Any) -> list[Any]:
     """Adds the anchors to a layer, on which its gradients depend.
 
@@ -52,8 +63,8 @@ def add_anchors(layer: Any, store: Any, apply: str, constraint: Any) -> list[Any
         layer: An `EmbeddingCollection` without anchors.
         store: The store of the layer.
         apply: `"backward"` adds a single anchor, `"step"` one anchor per table.
-        constraint: Function of an anchor that returns its value. Keras optimizers call it each time
-            they apply a gradient of the anchor.
+        constraint: A `CheckApply`. Keras optimizers call it each time they have applied a gradient
+            of the anchor.
 
     Returns:
         The Keras variables.
@@ -68,6 +79,9 @@ def add_anchors(layer: Any, store: Any, apply: str, constraint: Any) -> list[Any
         anchor = layer.add_weight(
             name=name, shape=(), initializer="zeros", dtype="float32", constraint=constraint
         )
+        if apply == "step":
+            # An optimizer that does not know rows would fail before it calls the constraint.
+            anchor.__class__ = _CheckedAnchor
         anchor.slipstream_anchor = Anchor(layer.name, store, index if apply == "step" else None)
         anchors.append(anchor)
     return anchors

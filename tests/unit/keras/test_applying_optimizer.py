@@ -146,12 +146,42 @@ def test_combined_optimizer_in_train_step_clips_rows():
     np.testing.assert_allclose(rows_of(layer), start, atol=1e-7)
 
 
-def test_plain_optimizer_is_refused_for_step():
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("SGD", {}), ("Adam", {}), ("Adagrad", {}), ("Adam", {"clipnorm": 1.0})],
+    ids=str,
+)
+@pytest.mark.parametrize("where", ["train_step", "second optimizer", "eager loop", "graph loop"])
+def test_plain_optimizer_is_refused_for_step(where, name, settings):
+    optimizer = getattr(keras.optimizers, name)(**settings)
     layer = make_layer(apply="step")
     start = rows_of(layer)
-    with pytest.raises((ValueError, TypeError)):
-        fit(OwnStep(layer), "sgd")
+    with pytest.raises(ValueError, match=r"Expected slip\.keras\.CombinedOptimizer\(optimizer\)"):
+        if where == "train_step":
+            fit(OwnStep(layer), optimizer)
+        elif where == "second optimizer":
+            fit(OwnStep(layer, optimizer), "adam")
+        elif where == "eager loop":
+            train_eagerly(layer, optimizer)
+        else:
+            tf.function(train_eagerly)(layer, optimizer)
     np.testing.assert_array_equal(rows_of(layer), start)
+
+
+def test_plain_optimizer_is_refused_for_clipped_row_gradients():
+    layer = make_layer(apply="step")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(KEYS, training=True))
+    (gradient,) = tape.gradient(loss, layer.trainable_variables)
+    clipped = tf.IndexedSlices(tf.clip_by_value(gradient.values, -1, 1), gradient.indices)
+    with pytest.raises(ValueError, match=r"Expected slip\.keras\.CombinedOptimizer\(optimizer\)"):
+        keras.optimizers.SGD(0.1).apply([clipped], layer.trainable_variables)
+
+
+def test_combined_optimizer_in_loop_names_mode_of_layer():
+    optimizer = slip.keras.CombinedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="Pass apply='step' to the layer"):
+        train_eagerly(make_layer(), optimizer)
 
 
 def train_eagerly(layer, optimizer):
