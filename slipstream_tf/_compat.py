@@ -291,12 +291,16 @@ def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], None]) -
 
 
 def is_in_legacy_file() -> bool:
-    """Returns whether Keras is writing or reading a legacy `.h5` model file."""
-    try:
-        state = importlib.import_module("keras.src.backend.common.global_state")
-    except ImportError:
-        return False
-    return bool(state.get_global_attribute("use_legacy_config", False))
+    """Returns whether Keras is writing or reading a legacy `.h5` model file.
+
+    Keras passes no sign of it to layers and weights. Therefore the function searches the callers.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").endswith(".legacy_h5_format"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def outermost_layer(layer: Any) -> Any:

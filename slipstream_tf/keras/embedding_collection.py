@@ -532,7 +532,7 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serializable dictionary for `from_config`, without rows."""
-        refuse_legacy_file(self.name)
+        refuse_legacy_file(f"layer {self.name!r}")
         if self._store_name is None:
             place = f"get_config of layer {self.name!r}"
             allowed = "'native' or 'sok', because a store object is not serializable"
@@ -550,7 +550,7 @@ class EmbeddingCollection(keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "EmbeddingCollection":
         """Creates a layer with empty tables from the result of `get_config`."""
-        refuse_legacy_file(config.get("name", "embedding_collection"))
+        refuse_legacy_file(f"layer {config.get('name', 'embedding_collection')!r}")
         config = dict(config)
         config["tables"] = [Table.from_config(table) for table in config["tables"]]
         config["optimizer"] = optimizers.get(config["optimizer"])

@@ -199,6 +199,15 @@ class RowsWeight(keras.Variable):
         """
         return _snapshots.take(self._store)
 
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        """Returns the stored number 0.
+
+        Raises:
+            ValueError: Keras is writing it to a legacy `.h5` file.
+        """
+        refuse_legacy_file(self._place)
+        return super().__array__(dtype)
+
     def assign(self, value: Any) -> Any:
         """Restores the state of a snapshot, except the learning rates.
 
@@ -226,11 +235,11 @@ def add_rows_weight(layer: Any, store: Any) -> None:
     _compat.track_variable(layer, weight)
 
 
-def refuse_legacy_file(layer_name: str) -> None:
+def refuse_legacy_file(place: str) -> None:
     """Raises an error for legacy `.h5` files, which cannot contain rows.
 
     Args:
-        layer_name: Name of the layer, for the error.
+        place: The layer, for the error.
 
     Raises:
         ValueError: Keras is writing or reading such a file.
@@ -240,7 +249,7 @@ def refuse_legacy_file(layer_name: str) -> None:
             "'NAME.keras' for model.save or 'NAME.weights.h5' for model.save_weights, because the "
             "legacy .h5 format cannot store the rows of tables and would lose them"
         )
-        raise invalid("filepath", "*.h5", f"a model with layer {layer_name!r}", allowed)
+        raise invalid("filepath", "*.h5", f"a model with {place}", allowed)
 
 
 class _PackedTable(ServedTable):

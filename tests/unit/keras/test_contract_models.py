@@ -312,7 +312,19 @@ def test_default_signature_accepts_exact_floats_only(tmp_path):
             serve(tf.constant(keys))
 
 
-def test_function_traced_before_export_is_refused(tmp_path):
+def test_function_called_before_export_is_traced_again(tmp_path):
+    model = fitted(ModelWithTrainingArgument)
+    function = tf.function(
+        lambda keys: {"outputs": model(keys)}, input_signature=[tf.TensorSpec([None, 2], tf.int64)]
+    )
+    expected = function(KEYS[:4])["outputs"]
+    tf.saved_model.save(model, str(tmp_path), signatures=function)
+    loaded = tf.saved_model.load(str(tmp_path))
+    found = loaded.signatures["serving_default"](tf.constant(KEYS[:4]))["outputs"]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_concrete_function_is_refused_as_signature(tmp_path):
     """TensorFlow cannot trace it again with the exported rows."""
     model = fitted(ModelWithTrainingArgument)
     function = tf.function(lambda keys: {"outputs": model(keys)})

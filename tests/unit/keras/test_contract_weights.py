@@ -157,6 +157,23 @@ def test_saving_legacy_h5_file_raises(model, tmp_path):
         model.save(tmp_path / "model.h5")
 
 
+def test_saving_legacy_h5_file_of_subclassed_model_raises(tmp_path):
+    """Keras does not call `get_config` of its layers."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.tables = make_layer()
+
+        def call(self, keys, training=False):
+            return self.tables(keys, training=training)
+
+    model = Model()
+    model(KEYS[:4])
+    with pytest.raises(ValueError, match=r"Invalid `filepath`.*layer '.*NAME.keras"):
+        model.save(tmp_path / "model.h5")
+
+
 def test_loading_legacy_h5_file_raises(model, tmp_path, monkeypatch):
     """Earlier releases did not refuse to write files without rows."""
     monkeypatch.setattr("slipstream_tf._compat.is_in_legacy_file", lambda: False)
