@@ -22,12 +22,8 @@ import pytest
 # path.
 sys.path.append(str(Path(__file__).parent))
 
-# Tests that start ranks or measure time.
-JOBS = (
-    "tests/parallel/",
-    "tests/integration/test_benchmark",
-    "tests/integration/test_demo.py",
-)
+# Tests that start ranks. They take longer than all others, which run in the second process.
+JOBS = ("tests/parallel/", "tests/integration/test_benchmark_network.py")
 WARM = Path(__file__).resolve().parent / "warm.py"
 # Modules that every rank imports. horovodrun is included because it forks itself to check how
 # Horovod was built. This package is not included because it is under test.
