@@ -13,7 +13,7 @@ from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.config import ROW_DTYPES
 from slipstream_tf.export import rows
-from slipstream_tf.export.serving import ServedTable, ServingStore, served_by
+from slipstream_tf.export.serving import ServedTable, ServingStore, refuse_own_ops, served_by
 
 _ALLOWED = (
     "specs (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec) or an example batch, nested "
@@ -130,7 +130,11 @@ def _write(
     def write(folder: Path) -> None:
         flat = serve_flat.get_concrete_function(**flat_specs(specs))
         root.serve = serve
-        _refuse_own_ops(flat)
+        refuse_own_ops(
+            flat.graph.as_graph_def(),
+            "a model with a `call` that is not a tf.function, because a graph from training keeps "
+            "the ops of slipstream_tf. Decorate the training step with tf.function instead",
+        )
         _track_rest(root, model, flat)
         tf.saved_model.save(root, str(folder), signatures={"serving_default": flat})
         entries = [rows.table_entry(table, rows_dtype) for table in tables]
@@ -147,18 +151,6 @@ def _serving_stores(model: Any, served: list[ServedTable]) -> dict[int, ServingS
     for (layer, _, _), table in zip(rows.table_names(layers), served, strict=True):
         of_layer[id(layer)].append(table)
     return {layer: ServingStore(tables) for layer, tables in of_layer.items()}
-
-
-def _refuse_own_ops(traced: Any) -> None:
-    graph = traced.graph.as_graph_def()
-    nodes = [node for function in graph.library.function for node in function.node_def]
-    own = sorted({node.op for node in [*graph.node, *nodes] if node.op.startswith("Slipstream")})
-    if own:
-        allowed = (
-            "a model with a `call` that is not a tf.function, because a graph from training keeps "
-            "the ops of slipstream_tf. Decorate the training step with tf.function instead"
-        )
-        raise invalid("model", own, "the ops of a SavedModel", allowed)
 
 
 def _track_rest(root: Any, model: Any, traced: Any) -> None:

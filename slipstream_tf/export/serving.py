@@ -241,6 +241,19 @@ def serving_store(layer: Any) -> ServingStore | None:
     return store
 
 
+def refuse_own_ops(graph: Any, allowed: str) -> None:
+    """Raises a ValueError if the graph of a SavedModel contains ops of this package.
+
+    Args:
+        graph: A `GraphDef`.
+        allowed: What to save instead, for the error message.
+    """
+    nodes = [node for function in graph.library.function for node in function.node_def]
+    own = sorted({node.op for node in [*graph.node, *nodes] if node.op.startswith("Slipstream")})
+    if own:
+        raise invalid("model", own, "the ops of a SavedModel", allowed)
+
+
 def constant_value(table: Table) -> float | None:
     """Returns the constant that a table's initializer writes, or None if random."""
     kind, value, _ = op_attributes(table.initializer)

@@ -35,6 +35,7 @@ from slipstream_tf.export.serving import (
     ServedTable,
     ServingStore,
     encoded,
+    refuse_own_ops,
     serving_store,
 )
 
@@ -252,6 +253,41 @@ def refuse_legacy_file(place: str) -> None:
         raise invalid("filepath", "*.h5", f"a model with {place}", allowed)
 
 
+_SIGNATURE = (
+    "signatures that TensorFlow can trace again: a tf.function with `input_signature`, not the "
+    "result of `get_concrete_function`"
+)
+
+
+class _Numbers(tf.lookup.StaticHashTable):
+    """The hash table of a `_PackedTable`.
+
+    TensorFlow does not trace a concrete function again for a SavedModel. This class refuses
+    concrete functions that look up rows in a table of this package.
+    """
+
+    def __init__(self, initializer: Any, default: int, store: Any):
+        """Creates the hash table of a table in a store."""
+        super().__init__(initializer, default)
+        self._handles = getattr(store, "_handles", [])
+
+    def _export_to_saved_model_graph(
+        self, object_map: Any, tensor_map: Any, **kwargs: Any
+    ) -> list[tf.Tensor]:
+        tensors = super()._export_to_saved_model_graph(object_map, tensor_map, **kwargs)
+        # A capture that is not in the map raises an error which names no alternative.
+        for handle in self._handles:
+            tensor_map[handle] = tensor_map[self.resource_handle]
+        object_map[self]._graph = tf.compat.v1.get_default_graph()
+        return [*tensors, *self._handles]
+
+    def _maybe_initialize_trackable(self) -> None:
+        """Checks the graph; TensorFlow calls it when the graph is complete."""
+        super()._maybe_initialize_trackable()
+        if (graph := getattr(self, "_graph", None)) is not None:
+            refuse_own_ops(graph.as_graph_def(), _SIGNATURE)
+
+
 class _PackedTable(ServedTable):
     """Holds keys and rows in one variable.
 
@@ -263,7 +299,7 @@ class _PackedTable(ServedTable):
             of the i-th key and its row. Line 0 contains the row of absent keys.
     """
 
-    def __init__(self, config: Table):
+    def __init__(self, config: Table, store: Any):
         """Creates the variable without keys."""
         tf.Module.__init__(self)
         self.config, self.scales = config, None
@@ -272,7 +308,7 @@ class _PackedTable(ServedTable):
             self._columns = empty.shape[1] - config.dim
             self.contents = tf.Variable(empty, shape=[None, empty.shape[1]], trainable=False)
             keys = functools.partial(_unpacked_keys, self.contents, self._columns)
-            self.numbers = tf.lookup.StaticHashTable(Numbering(keys), 0)
+            self.numbers = _Numbers(Numbering(keys), 0, store)
         # Keras's export of a layer keeps hash tables and the objects that they track.
         self.numbers._track_trackable(self.contents, "contents")
 
@@ -304,7 +340,7 @@ class ExportedRows:
         """
         self._store, self._place = layer.store, f"layer {layer.name!r}"
         with tf.init_scope():
-            self._tables = [_PackedTable(table) for table in self._store.tables]
+            self._tables = [_PackedTable(table, self._store) for table in self._store.tables]
         self._serving = ServingStore(self._tables)
 
     def store_for(self, layer: Any) -> Any:
