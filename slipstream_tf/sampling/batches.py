@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -123,8 +124,13 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
         The same elements.
     """
 
+    # TensorFlow keeps the function of a `tf.numpy_function` until the process ends. It must not
+    # keep a model and its tables.
+    reference = weakref.ref(function)
+
     def call() -> np.int64:
-        function()
+        if (referenced := reference()) is not None:
+            referenced()
         return np.int64(0)
 
     @tf.autograph.experimental.do_not_convert
@@ -136,7 +142,9 @@ def call_at(dataset: tf.data.Dataset, batch: int, function: Callable[[], None]) 
         )
         return element
 
-    return dataset.enumerate().map(check)
+    checked = dataset.enumerate().map(check)
+    checked._slipstream_calls = function
+    return checked
 
 
 def chosen_rows(element: Any, is_chosen: tf.Tensor) -> Any:

@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -100,6 +101,18 @@ def test_warning_filter_is_removed_after_fit():
         )
     gc.collect()
     assert warnings.filters == before
+
+
+def test_deleted_model_is_freed_with_its_engine():
+    def train():
+        run = Run(policies=slip.MaskGradients(fraction=0.5))
+        run.fit(run.slipstream.apply(batches()), validation_data=batches().take(3))
+        parts = run.model, run.embeddings, run.embeddings.store, run.slipstream
+        return [weakref.ref(part) for part in parts]
+
+    references = train()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
 
 
 class RaisingCallback(keras.callbacks.Callback):
