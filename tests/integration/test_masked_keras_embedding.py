@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -134,3 +137,36 @@ def test_fit_applies_deferred_gradients_at_epoch_end():
     counts = store.update_counts("item")
     assert counts.flushed == waiting[14] + waiting[-2]
     assert int(model.optimizer.iterations) == 30, "a flush is no step"
+
+
+@pytest.mark.parametrize(
+    "policy", [slip.MaskGradients(fraction=0.5), slip.DeferGradients(slip.Movement(0.01))]
+)
+def test_deleted_model_is_freed_with_its_store(policy):
+    references = _fit_and_trace(policy)
+    gc.collect()
+    assert [name for name, reference in references.items() if reference() is not None] == []
+
+
+def _fit_and_trace(policy):
+    """Returns weak references to a trained model, its variable and its store."""
+    embedding, adagrad = keras.layers.Embedding(ITEMS, DIM), keras.optimizers.Adagrad(0.1)
+    embedding.build()
+    store = VariableStore({"item": embedding.embeddings}, adagrad)
+    engine = slip.Slipstream(store, policy, features={"item": "item"})
+    keys = keras.Input((), dtype="int64", name="item")
+    model = keras.Model({"item": keys}, keras.layers.Dense(1)(embedding(keys)))
+    model.compile(DistributedOptimizer(adagrad, SingleProcess(), store), "mse")
+    data = tf.data.Dataset.from_tensor_slices(({"item": np.arange(64)}, np.zeros(64))).batch(16)
+    model.fit(engine.apply(data), callbacks=[engine.callback()], verbose=0)
+
+    @tf.function
+    def step(inputs):
+        with DistributedGradientTape(tf.GradientTape(), engine) as tape:
+            loss = tf.reduce_sum(model(inputs, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    step({"item": tf.constant([1, 2])})
+    rows = embedding.embeddings.value
+    parts = {"model": model, "rows": rows, "memory": rows.handle, "store": store, "engine": engine}
+    return {name: weakref.ref(part) for name, part in parts.items()}

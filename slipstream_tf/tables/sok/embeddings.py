@@ -29,7 +29,14 @@ from slipstream_tf.tables.rates import Rates
 from slipstream_tf.tables.replicas import Replicas, ReplicatingStore, counts_of, rows_within
 from slipstream_tf.tables.sok import hkv
 from slipstream_tf.tables.sok.optimizers import SokRule, same_rule
-from slipstream_tf.tables.sok.table import SokTable, SpreadStore, open_sok, slots_of, wrap_optimizer
+from slipstream_tf.tables.sok.table import (
+    SokTable,
+    SpreadStore,
+    free_when_deleted,
+    open_sok,
+    slots_of,
+    wrap_optimizer,
+)
 
 # Sizes in SOK's messages.
 _KEY_BYTES = 8
@@ -125,7 +132,11 @@ class SokEmbeddingStore(ReplicatingStore, SpreadStore, EmbeddingStore):
             optimizer = same_rule(self.optimizer, lambda: tf.convert_to_tensor(self.rates.now()))
             self._updater = wrap_optimizer(optimizer)
             # Create the slots now, because a traced step cannot create variables.
-            self._updater._create_slots([table.variable for table in self._opened.values()])
+            variables = [table.variable for table in self._opened.values()]
+            self._updater._create_slots(variables)
+            for variable in variables:
+                for owned in (variable, *slots_of(self._updater, variable).values()):
+                    free_when_deleted(owned)
         self._rule = SokRule(self._updater)
         self._policies = {table.name: UpdatePolicy() for table in self.tables}
         self._saturated = {table.name: np.empty(0, np.int64) for table in self.tables}

@@ -7,6 +7,7 @@ for SOK.
 import functools
 import importlib
 import sys
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.tables.base import UpdatedElsewhere
 from slipstream_tf.tables.sok import hkv
@@ -116,6 +118,20 @@ def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
         if slot is not None:
             found[name] = slot
     return found
+
+
+def free_when_deleted(variable: Any) -> None:
+    """Frees the rows of a `sok.DynamicVariable` when its Python object is deleted.
+
+    SOK itself keeps them until the process ends.
+    """
+    weakref.finalize(variable, _free, variable.handle).atexit = False
+
+
+def _free(handle: tf.Tensor) -> None:
+    # Garbage collection can call this function while any graph is being built.
+    with _compat.eager_mode():
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 # Keys that mark free buckets in SOK's hash tables.

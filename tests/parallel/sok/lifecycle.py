@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import keras
 import numpy as np
+import sparse_operation_kit as sok
 import tensorflow as tf
 
 import slipstream_tf as slip
@@ -12,6 +16,7 @@ from slipstream_tf.distributed import DistributedOptimizer, init
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.ops.update_policy import UpdatePolicy
 from slipstream_tf.tables import NativeStore, SokEmbeddingStore
+from slipstream_tf.tables.sok.table import slots_of
 
 SPECS = [FeatureSpec("t", "t")]
 GOOD = slip.Table("t", 4, retention=slip.Retention(256, eviction="lru"))
@@ -185,6 +190,53 @@ def flush_before_the_first_update(comm) -> None:
     np.testing.assert_allclose(rows, native.gather("t", own)[0], rtol=1e-5)
 
 
+def train_and_delete(comm) -> tuple[list, list, object]:
+    """Trains a model whose graphs outlive it, because "swish" is a `tf.custom_gradient`.
+
+    Returns:
+        Weak references to the model and its parts, the handles of the rows and slots in SOK, and
+        the handle of the replicas.
+    """
+    layer = slip.keras.EmbeddingCollection(
+        [GOOD], slip.optimizers.Adagrad(0.1, 0.1, 1e-7), {"t": "t"}, store="sok", comm=comm
+    )
+    inputs = keras.Input((), dtype="int64", name="t")
+    model = keras.Model({"t": inputs}, keras.layers.Dense(1, "swish")(layer({"t": inputs})["t"]))
+    model.compile(DistributedOptimizer(keras.optimizers.SGD(0.1), comm), "mse")
+    slipstream = slip.Slipstream(layer, slip.MaskGradients(), window=slip.Window(2, warmup=0))
+    keys = {"t": np.arange(32)}
+    data = tf.data.Dataset.from_tensor_slices((keys, np.zeros(32, np.float32))).batch(8)
+    model.fit(slipstream.apply(data), callbacks=[slipstream.callback()], verbose=0)
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(keys, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    for run in (step, tf.function(step)):
+        run({"t": tf.constant([1, 2], tf.int64)})
+    store = layer.store
+    variables = [store.variable("t"), *slots_of(store._updater, store.variable("t")).values()]
+    assert len(variables) == 2
+    references = [weakref.ref(part) for part in (model, layer, store, slipstream, *variables)]
+    return references, [variable.handle for variable in variables], store._handles[0]
+
+
+def free_tables_of_deleted_model(comm) -> None:
+    references, in_sok, replicas = train_and_delete(comm)
+    gc.collect()
+    assert not [reference() for reference in references if reference() is not None]
+    size = lambda of: sok.raw_ops.dummy_var_shape(of, key_type=tf.int64, dtype=tf.float32)  # noqa: E731
+    missing = [(size, handle, tf.errors.NotFoundError) for handle in in_sok]
+    missing.append((slip.ops.table.step, replicas, tf.errors.FailedPreconditionError))
+    for read, handle, expected in missing:
+        try:
+            read(handle)
+        except expected:
+            continue
+        raise AssertionError("a deleted model keeps its rows")
+
+
 def main() -> None:
     comm = init()
     refuse_what_sok_would_not(comm)
@@ -194,6 +246,7 @@ def main() -> None:
     take_no_more_than_there_is_room_for(comm)
     flush_before_the_first_update(comm)
     fit(comm)
+    free_tables_of_deleted_model(comm)
     print("all checks passed")
 
 

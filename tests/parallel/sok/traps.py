@@ -6,6 +6,7 @@ page then.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -66,6 +67,17 @@ def check_variables() -> None:
         raises(AttributeError, "find_loader", sok.lookup_sparse, [evaluated], [bags])
 
 
+def check_memory() -> None:
+    deleted = table(keys=[3, 4])
+    handle = deleted.handle
+    del deleted
+    gc.collect()
+    size = lambda: sok.raw_ops.dummy_var_shape(handle, key_type=tf.int64, dtype=tf.float32)  # noqa: E731
+    assert size()[0] == 2
+    tf.raw_ops.DestroyResourceOp(resource=handle)
+    raises(tf.errors.NotFoundError, "does not exist", size)
+
+
 def check_optimizers() -> None:
     raises(
         AttributeError, "_create_slots", sok.OptimizerWrapper, keras.optimizers.Adagrad(0.1)
@@ -117,6 +129,7 @@ def main() -> None:
     hvd.init()
     check_start()
     check_variables()
+    check_memory()
     check_optimizers()
     check_files()
     check_names_of_files()

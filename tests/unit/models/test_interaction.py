@@ -5,11 +5,18 @@ from __future__ import annotations
 import gc
 import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.models.interaction import pair_order, pairwise_dots
+import slipstream_tf as slip
+from slipstream_tf.models.interaction import (
+    TimeAttention,
+    pair_order,
+    pairwise_dots,
+    sum_of_dots,
+)
 
 
 @pytest.mark.parametrize("count", range(2, 12))
@@ -67,6 +74,51 @@ def test_graph_is_freed_with_its_function():
     graph = trace()
     gc.collect()
     assert graph() is None
+
+
+class Interactions(keras.Model):
+    """Calls every interaction of rows."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.embed = slip.keras.Embedding(None, 4, optimizer="adagrad", name="item")
+        self.attention = TimeAttention()
+        self.head = keras.layers.Dense(1, activation)
+
+    def call(self, keys, training=False):
+        rows = self.embed(keys, training=training)
+        contexts = self.attention(rows[:, 0], rows[:, 1:])
+        return self.head(tf.concat([pairwise_dots(rows), sum_of_dots(rows), contexts], axis=1))
+
+
+def _train(activation):
+    """Returns weak references to a trained model and its parts, and the handle of its table."""
+    model = Interactions(activation)
+    model.compile("adam", "mse")
+    keys = tf.constant(np.arange(24).reshape(8, 3))
+    model.fit(keys, tf.zeros(8), batch_size=4, verbose=0)
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(keys, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    step(keys)
+    traced = tf.function(step)
+    traced(keys)
+    parts = {"graph": traced.get_concrete_function(keys).graph}
+    parts |= {"model": model, "layer": model.embed, "store": model.embed.store}
+    return {name: weakref.ref(part) for name, part in parts.items()}, model.embed.store._handles[0]
+
+
+@pytest.mark.parametrize(("activation", "kept"), [("relu", []), ("swish", ["graph"])])
+def test_deleted_model_frees_its_tables(activation, kept):
+    """Keras's `fit` and its "swish" keep their graphs, because they use `tf.custom_gradient`."""
+    references, handle = _train(activation)
+    gc.collect()
+    assert [name for name, reference in references.items() if reference() is not None] == kept
+    with pytest.raises(tf.errors.FailedPreconditionError, match="table 'item' was deleted"):
+        slip.ops.table.step(handle)
 
 
 def test_empty_batch_has_shape():
