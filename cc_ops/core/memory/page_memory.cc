@@ -6,9 +6,13 @@
 #endif
 
 namespace slipstream {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+}  // namespace
 
 PageMemory::PageMemory(size_t bytes, size_t min_alignment) {
-  constexpr size_t kHugePage = size_t{2} << 20;
   const size_t unit = bytes >= kHugePage ? kHugePage : min_alignment;
   const std::align_val_t alignment{unit};
   size_ = RoundUp(bytes, unit);
@@ -20,8 +24,12 @@ PageMemory::PageMemory(size_t bytes, size_t min_alignment) {
 }
 
 void PageMemory::Free::operator()(char* p) const {
-  // The heap may keep the block for later allocations, but not its pages.
+  // The heap may keep the block for later allocations, but not its pages. Small allocations there
+  // must not receive huge pages.
   DropPages(p, p + size);
+#if defined(__linux__)
+  if (size >= kHugePage) madvise(p, size, MADV_NOHUGEPAGE);
+#endif
   ::operator delete(p, alignment);
 }
 
