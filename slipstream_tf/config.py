@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream_tf import initializers, optimizers
 from slipstream_tf._utils.errors import invalid, require_choice, require_integer, require_number
 from slipstream_tf._utils.hashing import hash_text
+from slipstream_tf._utils.serialization import Serializable
 
 COMBINERS = ("sum", "mean", "sqrtn", None)
 EVICTIONS = ("lfu", "lru")
@@ -32,7 +33,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTkmgt])(i)?)?[Bb]?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
-class Retention:
+class Retention(Serializable):
     """Selects which keys have rows in a table, and for how long.
 
     When a row is evicted or expires, its access count, drift, snapshot and deferred gradient are
@@ -103,7 +104,7 @@ class Retention:
 
 
 @dataclasses.dataclass(frozen=True)
-class Storage:
+class Storage(Serializable):
     """Selects how the native store keeps the rows of a table.
 
     Rows in a 16-bit dtype are updated in float32 and rounded when they are written back. The
@@ -193,7 +194,7 @@ class Storage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(Serializable):
     """Describes one embedding table: a row of `dim` values per int64 key.
 
     Example:

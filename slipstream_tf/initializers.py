@@ -10,12 +10,12 @@ from typing import Any
 
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_integer, require_number
-from slipstream_tf._utils.serialization import deserialize
+from slipstream_tf._utils.serialization import Serializable, deserialize
 from slipstream_tf._utils.serialization import serialize as serialize
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomUniform:
+class RandomUniform(Serializable):
     """Draws values uniformly from [minval, maxval), as `keras.initializers.RandomUniform`.
 
     Example:
@@ -46,7 +46,7 @@ def _check_normal(initializer: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomNormal:
+class RandomNormal(Serializable):
     """Draws values from a normal distribution, as `keras.initializers.RandomNormal`.
 
     Example:
@@ -69,7 +69,7 @@ class RandomNormal:
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedNormal:
+class TruncatedNormal(Serializable):
     """Draws normal values within two deviations, as `keras.initializers.TruncatedNormal`.
 
     A value further than `2 * stddev` from the mean is drawn again.
@@ -94,7 +94,7 @@ class TruncatedNormal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Zeros:
+class Zeros(Serializable):
     """Sets all values to 0.
 
     Example:
@@ -104,7 +104,7 @@ class Zeros:
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class Constant(Serializable):
     """Sets all values to `value`.
 
     Example:
@@ -138,6 +138,7 @@ _KINDS: dict[type, str] = {
     **{RandomUniform: "uniform", RandomNormal: "normal", TruncatedNormal: "truncated_normal"},
     **{Constant: "constant", Zeros: "zeros"},
 }
+CLASSES = tuple(_KINDS)
 
 
 def op_attributes(initializer: Initializer) -> tuple[str, float, float]:
@@ -188,8 +189,8 @@ def get(identifier: Any) -> Initializer:
     found = _compat.keras_object(identifier, "initializers", "Initializer")
     if found is not None:
         return _of_keras(*found)
-    if isinstance(identifier, (tuple(_KINDS), dict)):
-        return deserialize("initializer", identifier, tuple(_KINDS), "initializers", "a table")
+    if isinstance(identifier, (*CLASSES, dict)):
+        return deserialize("initializer", identifier, CLASSES, "initializers", "a table")
     raise invalid("initializer", identifier, "a table", _allowed())
 
 

@@ -4,9 +4,25 @@ Used for optimizers and row initializers.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from slipstream_tf._utils.errors import invalid
+
+_T = TypeVar("_T")
+
+
+class Serializable:
+    """A frozen dataclass with the methods that Keras needs to save and load it."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serializable dictionary for `from_config`."""
+        config: dict[str, Any] = serialize(self)["config"]
+        return config
+
+    @classmethod
+    def from_config(cls: type[_T], config: dict[str, Any]) -> _T:
+        """Creates an object from the dictionary that `get_config` returned."""
+        return cls(**config)
 
 
 def serialize(value: Any) -> dict[str, Any]:

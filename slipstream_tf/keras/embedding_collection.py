@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from slipstream_tf import _compat, optimizers
+from slipstream_tf import _compat, initializers, optimizers
 from slipstream_tf._utils.comm import Communicator
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.checkpoint.store_state import StoreState
-from slipstream_tf.config import Table
+from slipstream_tf.config import Retention, Storage, Table
 from slipstream_tf.keras import feature_layouts as layouts
 from slipstream_tf.keras.contract import (
     CheckApply,
@@ -45,6 +45,10 @@ _ENGINE = "engine"  # Name of the engine state in weight files.
 _PLAIN_EXCHANGE: dict[str, Any] = {
     **{"prefetch": False, "wire_dtype": "float32", "wire_warmup_steps": 0}
 }
+
+# Users' layers may take these objects as arguments and return them from `get_config`.
+for _cls in (Table, FeatureSpec, Retention, Storage, *initializers.CLASSES, *optimizers.CLASSES):
+    keras.saving.register_keras_serializable(package="slipstream_tf")(_cls)
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")

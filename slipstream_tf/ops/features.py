@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
+from slipstream_tf._utils.serialization import Serializable
 from slipstream_tf.ops.text_keys import hash_texts
 
 PADDING_KEY = -1
@@ -21,7 +22,7 @@ DECLARE_DTYPE = "keras.Input(..., dtype='int64') or 'string' as the inputs of Ke
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureSpec:
+class FeatureSpec(Serializable):
     """Describes a feature: named keys that are looked up in a table.
 
     Example:

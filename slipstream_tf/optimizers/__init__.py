@@ -7,7 +7,6 @@ differ then. Rows that the batch does not contain stay unchanged, unless `decay=
 Each optimizer is a class in `rules.py` with an update rule in C++ in `cc_ops/core/update/rules/`.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +37,8 @@ __all__ = [
     "serialize",
 ]
 
-_RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)
-NAMES = tuple(cls.rule for cls in _RULES)  # names that `get` accepts
+CLASSES = (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam, Ftrl)
+NAMES = tuple(cls.rule for cls in CLASSES)  # names that `get` accepts
 # Keras optimizers that the classes here reproduce for the rows of a batch without repeated keys,
 # without moving other rows: the class, and the names of the settings to copy.
 _SAME_AS_KERAS = {
@@ -72,19 +71,19 @@ def get(identifier: Any) -> SparseOptimizer:
             rejected because it also moves rows that the batch does not contain. The message lists
             the alternatives.
     """
-    names = {cls.__name__.lower(): cls for cls in _RULES} | {cls.rule: cls for cls in _RULES}
+    names = {cls.__name__.lower(): cls for cls in CLASSES} | {cls.rule: cls for cls in CLASSES}
     if isinstance(identifier, str) and identifier.lower() in names:
         return names[identifier.lower()]()
     found = _compat.keras_object(identifier, "optimizers", "Optimizer")
     if found is not None:
         return _of_keras(*found)
-    return deserialize("optimizer", identifier, _RULES, "optimizers", "embedding tables")
+    return deserialize("optimizer", identifier, CLASSES, "optimizers", "embedding tables")
 
 
 def _of_keras(name: str, config: dict[str, Any]) -> SparseOptimizer:
     place = "embedding tables"
     if name not in _SAME_AS_KERAS:
-        names = ", ".join(f"{cls.__name__}(...)" for cls in _RULES)
+        names = ", ".join(f"{cls.__name__}(...)" for cls in CLASSES)
         allowed = f"slipstream_tf.optimizers.{names}, which update only the rows of a batch"
         raise invalid("optimizer", f"keras.optimizers.{name}", place, allowed)
     cls, settings = _SAME_AS_KERAS[name]
@@ -106,14 +105,7 @@ def serialize(optimizer: SparseOptimizer) -> dict[str, Any]:
     >>> slip.optimizers.serialize(slip.optimizers.SGD(0.5))["class_name"]
     'SGD'
     """
-    config = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
-    rate = optimizer.learning_rate
-    if _compat.is_schedule(rate):
-        saving = _compat.require_keras().saving
-        config["learning_rate"] = dict(saving.serialize_keras_object(rate))
-    elif not isinstance(rate, float):
-        config["learning_rate"] = float(_compat.tensorflow_variable(rate).numpy())
-    return {"class_name": type(optimizer).__name__, "config": config}
+    return {"class_name": type(optimizer).__name__, "config": optimizer.get_config()}
 
 
 def optimizer_of(table: Any, optimizer: Any) -> SparseOptimizer:

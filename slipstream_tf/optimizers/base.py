@@ -8,6 +8,7 @@ import numpy as np
 
 from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice, require_number
+from slipstream_tf._utils.serialization import Serializable
 
 # Transforms of gradients and rows, in the order in which the op expects and applies them.
 BEFORE_RULE = ("l2", "clip_value", "clip_norm", "weight_decay")
@@ -16,7 +17,7 @@ DECAYS = ("batch", "all")
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseOptimizer:
+class SparseOptimizer(Serializable):
     """Base class of the optimizers of embedding rows; use a subclass.
 
     The base class has the learning rate and optional transforms of gradients and rows. For each row
@@ -83,6 +84,20 @@ class SparseOptimizer:
         if self.decay == "all" and self.l2 is None and self.weight_decay is None:
             place += " without `l2` and `weight_decay`"
             raise invalid("decay", "all", place, "'batch'. Pass `l2` or `weight_decay` with 'all'")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serializable dictionary for `from_config`.
+
+        A learning rate variable is replaced by its current value.
+        """
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        rate = self.learning_rate
+        if _compat.is_schedule(rate):
+            saving = _compat.require_keras().saving
+            config["learning_rate"] = dict(saving.serialize_keras_object(rate))
+        elif not isinstance(rate, float):
+            config["learning_rate"] = float(_compat.tensorflow_variable(rate).numpy())
+        return config
 
     @property
     def follows(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 from contract_models import assert_same, contents, data, differ, layer_of, make_layer, make_model
 
+import slipstream_tf as slip
 from slipstream_tf import optimizers
 from slipstream_tf.keras import (
     Embedding,
@@ -142,6 +144,82 @@ def test_keras_files_restore_rows(model, tmp_path):
     train(loaded)
     train(model)
     assert_same(loaded, contents(model))
+
+
+@keras.saving.register_keras_serializable(package="test_contract_weights")
+class ModelOfTables(keras.Model):
+    """Takes objects of slipstream_tf, which Keras's default `from_config` passes on as they are."""
+
+    def __init__(self, tables, row_optimizer, features=None, **kwargs):
+        super().__init__(**kwargs)
+        self.arguments = {"tables": tables, "row_optimizer": row_optimizer, "features": features}
+        self.rows = slip.keras.EmbeddingCollection(tables, row_optimizer, features)
+        self.top = keras.layers.Dense(1)
+
+    def call(self, keys, training=False):
+        return self.top(
+            keras.ops.concatenate(list(self.rows(keys, training=training).values()), axis=-1)
+        )
+
+    def get_config(self):
+        return {**super().get_config(), **self.arguments}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(
+            **{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()}
+        )
+
+
+@pytest.mark.parametrize(
+    "row_optimizer",
+    [
+        slip.optimizers.Adagrad(0.1, clip_norm=2.0),
+        slip.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)),
+    ],
+    ids=["number", "schedule"],
+)
+def test_keras_files_contain_arguments_of_subclassed_model(row_optimizer, tmp_path):
+    tables = [
+        slip.Table(
+            *("user", 4),
+            initializer=slip.initializers.RandomNormal(stddev=0.5),
+            retention=slip.Retention(capacity=100),
+            storage=slip.Storage("bfloat16"),
+        ),
+        slip.Table("item", 4, slip.optimizers.Adam(0.01), combiner="mean"),
+    ]
+    features = [slip.FeatureSpec("user", "user", padding_key=0), slip.FeatureSpec("item", "item")]
+    model = ModelOfTables(tables, row_optimizer, features)
+    x = {"user": np.arange(8).reshape(4, 2), "item": np.arange(4)}
+    model.compile("sgd", "mse")
+    model.fit(x, np.ones((4, 1)), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for arguments in (model.arguments, loaded.arguments):
+        assert arguments["tables"] == tables and arguments["features"] == features
+        saved = slip.optimizers.serialize(arguments["row_optimizer"])
+        assert saved == slip.optimizers.serialize(row_optimizer)
+    unseen = {"user": np.arange(4, 12).reshape(4, 2), "item": np.arange(2, 6)}
+    np.testing.assert_array_equal(loaded.predict(unseen), model.predict(unseen))
+    for trained in (model, loaded):
+        trained.fit(x, np.ones((4, 1)), verbose=0)
+    np.testing.assert_array_equal(loaded.predict(unseen), model.predict(unseen))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        slip.Retention(admit_after=2),
+        slip.Storage("float16"),
+        *(slip.initializers.Constant(2.0), slip.initializers.Zeros()),
+        slip.optimizers.Ftrl(0.1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_keras_serializes_settings(value):
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(value)))
+    assert keras.saving.deserialize_keras_object(config) == value
 
 
 def test_weight_files_restore_rows(model, tmp_path):
