@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from slipstream_tf import _compat, optimizers
+from slipstream_tf import optimizers
 from slipstream_tf.checkpoint import table_state
 from slipstream_tf.checkpoint.array_file import CheckpointMismatchError
 from slipstream_tf.ops.update_policy import UpdatePolicy
@@ -344,10 +344,9 @@ class StoreState(tf.train.experimental.PythonState):
     def serialize(self) -> bytes:
         """Returns the store's state as an .npz file.
 
-        The result is b"" within `excluded_from_checkpoint`, and in a SavedModel, which contains the
-        rows as variables.
+        The result is b"" within `excluded_from_checkpoint`.
         """
-        if id(self._store) in _apart or _compat.is_saving_model():
+        if id(self._store) in _apart:
             return b""
         return to_bytes(self.export())
 

@@ -530,9 +530,10 @@ class EmbeddingCollection(keras.layers.Layer):
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
-        return (
-            {**children, **self._exported.trackables()} if save_type == "savedmodel" else children
-        )
+        if save_type != "savedmodel":
+            return children
+        children.pop("_store_state", None)  # TensorFlow would warn that it cannot load it.
+        return {**children, **self._exported.trackables()}
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serializable dictionary for `from_config`, without rows."""

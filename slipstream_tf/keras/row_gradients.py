@@ -46,7 +46,15 @@ def anchor_of(variable: Any) -> Anchor | None:
     return getattr(variable, "slipstream_anchor", None)
 
 
-class _CheckedAnchor(keras.Variable):
+class _Anchor(keras.Variable):
+    """A variable with the rows of a store in checkpoints, but not in SavedModels."""
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        # A SavedModel has the rows as variables. TensorFlow would warn about other state.
+        return super()._trackable_children(save_type, **kwargs) if save_type == "checkpoint" else {}
+
+
+class _CheckedAnchor(_Anchor):
     """A variable that checks the optimizer before the optimizer changes anything."""
 
     @property
@@ -79,9 +87,8 @@ def add_anchors(layer: Any, store: Any, apply: str, constraint: Any) -> list[Any
         anchor = layer.add_weight(
             name=name, shape=(), initializer="zeros", dtype="float32", constraint=constraint
         )
-        if apply == "step":
-            # An optimizer that does not know rows would fail before it calls the constraint.
-            anchor.__class__ = _CheckedAnchor
+        # With "step", an optimizer that ignores rows would fail before it calls the constraint.
+        anchor.__class__ = _CheckedAnchor if apply == "step" else _Anchor
         anchor.slipstream_anchor = Anchor(layer.name, store, index if apply == "step" else None)
         anchors.append(anchor)
     return anchors

@@ -200,8 +200,8 @@ class RowsWeight(keras.Variable):
         """
         return _snapshots.take(self._store)
 
-    def __array__(self, dtype: Any = None) -> np.ndarray:
-        """Returns the stored number 0.
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns the stored number 0 as a new array.
 
         Raises:
             ValueError: Keras is writing it to a legacy `.h5` file.

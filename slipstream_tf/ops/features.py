@@ -18,7 +18,10 @@ from slipstream_tf.ops.text_keys import hash_texts
 
 PADDING_KEY = -1
 # The correct declaration of keys, for errors about their dtype.
-DECLARE_DTYPE = "keras.Input(..., dtype='int64') or 'string' as the inputs of Keras models"
+DECLARE_DTYPE = (
+    "keras.Input(..., dtype='int64') or 'string' as the inputs of Keras models, or pass "
+    "`input_signature` to `export` of a subclassed model"
+)
 
 
 @dataclasses.dataclass(frozen=True)

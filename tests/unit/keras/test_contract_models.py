@@ -190,7 +190,7 @@ def served(path):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_keras_and_tensorflow_saved_models_have_current_rows(writer, tmp_path):
+def test_keras_and_tensorflow_saved_models_have_current_rows(writer, tmp_path, caplog):
     model, path = make_model(), str(tmp_path / "model")
     for _ in range(2):  # The second export has the current rows.
         model.fit(KEYS, LABELS, batch_size=16, verbose=0)
@@ -199,11 +199,13 @@ def test_keras_and_tensorflow_saved_models_have_current_rows(writer, tmp_path):
     before = contents(model)
     model.fit(KEYS, LABELS, batch_size=16, verbose=0)
     assert differ(before, contents(model)) >= {"user rows"}
+    assert "python values" not in caplog.text  # TensorFlow's warning about lost state.
 
 
 def test_subclassed_model_exports_with_input_signature(tmp_path):
     model = fitted(ModelWithTrainingArgument)
-    # Without a signature, Keras would declare float32 keys.
+    with pytest.raises(ValueError, match=r"'float32'.* pass `input_signature` to `export`"):
+        model.export(tmp_path / "default", verbose=False)  # Keras declares float32 keys.
     spec = [tf.TensorSpec([None, 2], tf.int64)]
     model.export(tmp_path / "model", verbose=False, input_signature=spec)
     np.testing.assert_allclose(

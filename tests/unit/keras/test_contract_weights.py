@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -337,6 +338,10 @@ def test_only_get_weights_creates_snapshots(model, monkeypatch, tmp_path):
     for weight in model.weights:
         tf.convert_to_tensor(weight)
         repr(weight)
+    (rows,) = (weight for weight in model.weights if weight.name == "rows")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # NumPy warns if a class ignores its argument `copy`.
+        assert np.array(rows) == 0
     model.summary(print_fn=lambda text: None)
 
 
