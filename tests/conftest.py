@@ -30,6 +30,9 @@ WARM = Path(__file__).resolve().parent / "warm.py"
 MODULES = ["tensorflow", "keras"]
 if importlib.util.find_spec("horovod") is not None:
     MODULES += ["horovod.tensorflow", "horovod.runner.launch"]
+# The program horovodrun as text. Horovod starts an interpreter for every rank, which would
+# otherwise read the launcher's file again and import all that the launcher imports.
+LAUNCHER = "import sys, horovod.runner.launch as h; sys.exit(h.run_commandline())"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -116,7 +119,7 @@ def _write_programs(folder: Path) -> None:
     """Writes replacements of `python` and `horovodrun`, for use with WARM_PYTHON (see warm.py)."""
     run = f"-S {shlex.quote(str(WARM))} run {shlex.quote(str(folder))}"
     python = shlex.quote(sys.executable)
-    launcher = shlex.quote(str(Path(sys.executable).parent / "horovodrun"))
+    launcher = f"-c {shlex.quote(LAUNCHER)}"
     for name, command in {
         "python": f"{python} {run}",
         "horovodrun": f"env -u WARM_PYTHON {python} {run} {launcher}",

@@ -81,9 +81,9 @@ def _run_ranks(
     start = [] if is_cold else servers.start(environment)
     command = [sys.executable, *start, str(HERE / program), *arguments]
     if controller == "gloo":
-        launcher = [] if is_cold else [sys.executable, *start]
-        launch = [*launcher, str(Path(sys.executable).parent / "horovodrun")]
-        launch += ["-np", str(count), "--gloo", "-H", f"localhost:{count}"]
+        folder = Path(sys.executable).parent if is_cold else Path(start[-1])
+        launch = [str(folder / "horovodrun"), "-np", str(count), "--gloo"]
+        launch += ["-H", f"localhost:{count}"]
     else:
         found = shutil.which("mpirun")
         if found is None:
