@@ -269,7 +269,7 @@ class _Numbers(tf.lookup.StaticHashTable):
     def __init__(self, initializer: Any, default: int, store: Any):
         """Creates the hash table of a table in a store."""
         super().__init__(initializer, default)
-        self._handles = getattr(store, "_handles", [])
+        self._handles = store._handles
 
     def _export_to_saved_model_graph(
         self, object_map: Any, tensor_map: Any, **kwargs: Any
