@@ -293,7 +293,7 @@ def exchange_weights(layer: Any, old: Sequence[Any], make: Callable[[], None]) -
 def is_in_legacy_file() -> bool:
     """Returns whether Keras is writing or reading a legacy `.h5` model file.
 
-    Keras passes no sign of it to layers and weights. Therefore the function searches the callers.
+    Layers and weights receive no argument that tells it. Therefore the call stack is searched.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -246,7 +246,7 @@ def refuse_own_ops(graph: Any, allowed: str) -> None:
 
     Args:
         graph: A `GraphDef`.
-        allowed: What to save instead, for the error message.
+        allowed: The alternative, for the error message.
     """
     nodes = [node for function in graph.library.function for node in function.node_def]
     own = sorted({node.op for node in [*graph.node, *nodes] if node.op.startswith("Slipstream")})

@@ -266,26 +266,27 @@ class _Numbers(tf.lookup.StaticHashTable):
     concrete functions that look up rows in a table of this package.
     """
 
-    def __init__(self, initializer: Any, default: int, store: Any):
-        """Creates the hash table of a table in a store."""
+    _graph: Any = None  # The graph of the SavedModel, in the copy that belongs to it.
+
+    def __init__(self, initializer: Any, default: int, handle: tf.Tensor):
+        """Creates the hash table that replaces the table with a handle."""
         super().__init__(initializer, default)
-        self._handles = store._handles
+        self._handle = handle
 
     def _export_to_saved_model_graph(
         self, object_map: Any, tensor_map: Any, **kwargs: Any
     ) -> list[tf.Tensor]:
         tensors = super()._export_to_saved_model_graph(object_map, tensor_map, **kwargs)
         # A capture that is not in the map raises an error which names no alternative.
-        for handle in self._handles:
-            tensor_map[handle] = tensor_map[self.resource_handle]
+        tensor_map[self._handle] = tensor_map[self.resource_handle]
         object_map[self]._graph = tf.compat.v1.get_default_graph()
-        return [*tensors, *self._handles]
+        return [*tensors, self._handle]
 
     def _maybe_initialize_trackable(self) -> None:
         """Checks the graph; TensorFlow calls it when the graph is complete."""
         super()._maybe_initialize_trackable()
-        if (graph := getattr(self, "_graph", None)) is not None:
-            refuse_own_ops(graph.as_graph_def(), _SIGNATURE)
+        if self._graph is not None:
+            refuse_own_ops(self._graph.as_graph_def(), _SIGNATURE)
 
 
 class _PackedTable(ServedTable):
@@ -299,7 +300,7 @@ class _PackedTable(ServedTable):
             of the i-th key and its row. Line 0 contains the row of absent keys.
     """
 
-    def __init__(self, config: Table, store: Any):
+    def __init__(self, config: Table, handle: tf.Tensor):
         """Creates the variable without keys."""
         tf.Module.__init__(self)
         self.config, self.scales = config, None
@@ -308,7 +309,7 @@ class _PackedTable(ServedTable):
             self._columns = empty.shape[1] - config.dim
             self.contents = tf.Variable(empty, shape=[None, empty.shape[1]], trainable=False)
             keys = functools.partial(_unpacked_keys, self.contents, self._columns)
-            self.numbers = _Numbers(Numbering(keys), 0, store)
+            self.numbers = _Numbers(Numbering(keys), 0, handle)
         # Keras's export of a layer keeps hash tables and the objects that they track.
         self.numbers._track_trackable(self.contents, "contents")
 
@@ -340,7 +341,8 @@ class ExportedRows:
         """
         self._store, self._place = layer.store, f"layer {layer.name!r}"
         with tf.init_scope():
-            self._tables = [_PackedTable(table, self._store) for table in self._store.tables]
+            pairs = zip(self._store.tables, self._store._handles, strict=True)
+            self._tables = [_PackedTable(table, handle) for table, handle in pairs]
         self._serving = ServingStore(self._tables)
 
     def store_for(self, layer: Any) -> Any:

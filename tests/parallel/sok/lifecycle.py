@@ -191,7 +191,7 @@ def flush_before_the_first_update(comm) -> None:
 
 
 def train_and_delete(comm) -> tuple[list, list, object]:
-    """Trains a model whose graphs outlive it, because "swish" is a `tf.custom_gradient`.
+    """Trains a model. TensorFlow keeps its graphs, because "swish" is a `tf.custom_gradient`.
 
     Returns:
         Weak references to the model and its parts, the handles of the rows and slots in SOK, and
