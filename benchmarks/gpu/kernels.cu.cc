@@ -9,6 +9,7 @@ namespace slipstream {
 namespace {
 
 __global__ void DelayKernel(int64_t cycles) {
+  if (threadIdx.x > 0) return;
   const int64_t begin = clock64();
   while (clock64() - begin < cycles) {
   }
@@ -30,21 +31,19 @@ __global__ void ReadKernel(const uint64_t* __restrict__ values, int64_t n, uint6
 
 }  // namespace
 
-// clang-format off
 cudaError_t LaunchDelay(cudaStream_t stream, int64_t cycles) {
-  DelayKernel<<<1, 1, 0, stream>>>(cycles);
+  Launch(stream, 1, DelayKernel, cycles);
   return cudaGetLastError();
 }
 
 cudaError_t LaunchFill(cudaStream_t stream, uint64_t* values, int64_t n) {
-  FillKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(values, n);
+  Launch(stream, BlocksFor(n), FillKernel, values, n);
   return cudaGetLastError();
 }
 
 cudaError_t LaunchRead(cudaStream_t stream, const uint64_t* values, int64_t n, uint64_t* never) {
-  ReadKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(values, n, never);
+  Launch(stream, BlocksFor(n), ReadKernel, values, n, never);
   return cudaGetLastError();
 }
-// clang-format on
 
 }  // namespace slipstream

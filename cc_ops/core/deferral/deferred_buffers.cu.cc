@@ -279,11 +279,9 @@ cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffer
   // The byte 0xff makes kNowhere.
   error = cudaMemsetAsync(index.buckets, 0xff, index.num_buckets * sizeof(int32_t), stream);
   if (error != cudaSuccess) return error;
-  // clang-format off
-  IndexKernel<<<BlocksFor(buffers.capacity), kThreadsPerBlock, 0, stream>>>(buffers, index);
-  AddKernel<<<BlocksFor(n * kWarpSize), kThreadsPerBlock, 0, stream>>>(
-      buffers, index, keys, gradients, n, indices, sums);
-  // clang-format on
+  Launch(stream, BlocksFor(buffers.capacity), IndexKernel, buffers, index);
+  Launch(stream, BlocksFor(n * kWarpSize), AddKernel, buffers, index, keys, gradients, n, indices,
+         sums);
   return cudaGetLastError();
 }
 
@@ -303,31 +301,27 @@ cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
     return LaunchScan(stream, parts.scratch, parts.scratch_bytes, count, flags);
   };
   const unsigned warps_of_rows = BlocksFor(n * kWarpSize);
-  // clang-format off
-  SoundKernel<<<warps_of_rows, kThreadsPerBlock, 0, stream>>>(
-      rows.sums, n, buffers.dim, parts.is_unsound);
-  DecideKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(buffers, rule, rows, parts, counts);
-  DecideOthersKernel<<<BlocksFor(capacity + 1), kThreadsPerBlock, 0, stream>>>(
-      buffers, rule, parts.free, parts.leaves + n, counts);
+  Launch(stream, warps_of_rows, SoundKernel, rows.sums, n, buffers.dim, parts.is_unsound);
+  Launch(stream, BlocksFor(n), DecideKernel, buffers, rule, rows, parts, counts);
+  Launch(stream, BlocksFor(capacity + 1), DecideOthersKernel, buffers, rule, parts.free,
+         parts.leaves + n, counts);
   if (n > 0) error = scan(n, parts.begins);
   if (error != cudaSuccess) return error;
   error = scan(capacity + 1, parts.free);
   if (error != cudaSuccess) return error;
-  FreeIndicesKernel<<<BlocksFor(capacity), kThreadsPerBlock, 0, stream>>>(
-      parts.free, capacity, parts.free_indices);
-  TargetKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(capacity, rule, rows, parts, counts);
+  Launch(stream, BlocksFor(capacity), FreeIndicesKernel, parts.free, capacity, parts.free_indices);
+  Launch(stream, BlocksFor(n), TargetKernel, capacity, rule, rows, parts, counts);
   error = scan(entries + 1, parts.leaves);
   if (error != cudaSuccess) return error;
-  ListKernel<<<BlocksFor(entries), kThreadsPerBlock, 0, stream>>>(buffers, rows, parts, counts);
+  Launch(stream, BlocksFor(entries), ListKernel, buffers, rows, parts, counts);
   if (entries > 0) {
     error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, entries, parts.keys,
                        parts.sources, parts.sorted_keys, parts.sorted_sources);
     if (error != cudaSuccess) return error;
   }
-  WriteKernel<<<BlocksFor(entries * kWarpSize), kThreadsPerBlock, 0, stream>>>(
-      buffers, rows, parts, counts, due_keys, due_sums);
-  KeepKernel<<<warps_of_rows, kThreadsPerBlock, 0, stream>>>(buffers, rule.step, rows, parts);
-  // clang-format on
+  Launch(stream, BlocksFor(entries * kWarpSize), WriteKernel, buffers, rows, parts, counts,
+         due_keys, due_sums);
+  Launch(stream, warps_of_rows, KeepKernel, buffers, rule.step, rows, parts);
   return cudaGetLastError();
 }
 

@@ -1,4 +1,4 @@
-// Grid sizes and workspaces that the CUDA launchers share. Include it in .cu.cc files only.
+// Launches, grid sizes and workspaces of the CUDA launchers. Include it in .cu.cc files only.
 #ifndef SLIPSTREAM_CC_OPS_CORE_GPU_LAUNCH_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_GPU_LAUNCH_CU_H_
 
@@ -19,6 +19,18 @@ constexpr int64_t kMaxBlocks = 65535;
 inline unsigned BlocksFor(int64_t threads) {
   return static_cast<unsigned>(
       std::clamp<int64_t>((threads + kThreadsPerBlock - 1) / kThreadsPerBlock, 1, kMaxBlocks));
+}
+
+// Launches `kernel` on `stream` with `blocks` blocks of kThreadsPerBlock threads. The arguments are
+// converted to the types of the kernel's parameters. cudaGetLastError() returns errors.
+template <class... Parameters, class... Arguments>
+void Launch(cudaStream_t stream, unsigned blocks, void (*kernel)(Parameters...),
+            const Arguments&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kThreadsPerBlock);
+  config.stream = stream;
+  cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 // Returns the number of this thread in the grid, and the number of threads in the grid.

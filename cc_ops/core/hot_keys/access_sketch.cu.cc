@@ -22,17 +22,15 @@ __global__ void EstimateKernel(AccessSketch sketch, const int64_t* __restrict__ 
 
 }  // namespace
 
-// clang-format off
 cudaError_t LaunchDecayAccesses(cudaStream_t stream, const AccessSketch& sketch, uint64_t factor) {
-  DecayKernel<<<BlocksFor(sketch.NumCounters()), kThreadsPerBlock, 0, stream>>>(sketch, factor);
+  Launch(stream, BlocksFor(sketch.NumCounters()), DecayKernel, sketch, factor);
   return cudaGetLastError();
 }
 
 cudaError_t LaunchEstimateAccesses(cudaStream_t stream, const AccessSketch& sketch,
                                    const int64_t* keys, int64_t n, int64_t* estimates) {
-  EstimateKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(sketch, keys, n, estimates);
+  Launch(stream, BlocksFor(n), EstimateKernel, sketch, keys, n, estimates);
   return cudaGetLastError();
 }
-// clang-format on
 
 }  // namespace slipstream

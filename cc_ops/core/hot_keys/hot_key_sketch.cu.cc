@@ -60,11 +60,9 @@ __global__ void SettleKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
 cudaError_t LaunchCountAccesses(cudaStream_t stream, const HotKeySketch& hot, const int64_t* keys,
                                 const bool* counts, int64_t n, int64_t unit) {
   if (n > HotKeySketch::kMaxBatch) return cudaErrorInvalidValue;
-  // clang-format off
-  AddKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(hot.sketch, keys, counts, n, unit);
-  ClaimKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(hot, keys, counts, n);
-  SettleKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(hot, keys, counts, n);
-  // clang-format on
+  Launch(stream, BlocksFor(n), AddKernel, hot.sketch, keys, counts, n, unit);
+  Launch(stream, BlocksFor(n), ClaimKernel, hot, keys, counts, n);
+  Launch(stream, BlocksFor(n), SettleKernel, hot, keys, counts, n);
   return cudaGetLastError();
 }
 

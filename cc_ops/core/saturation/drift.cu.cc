@@ -59,18 +59,15 @@ cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const floa
                            int64_t rows, int64_t dim, DriftMetric metric, float* drift) {
   if (rows == 0) return cudaSuccess;
   const unsigned blocks = BlocksFor(rows * kWarpSize);
-  // clang-format off
   switch (metric) {
     case DriftMetric::kLinf:
-      RowDriftKernel<DriftMetric::kLinf><<<blocks, kThreadsPerBlock, 0, stream>>>(
-          current, snapshot, rows, dim, drift);
+      Launch(stream, blocks, RowDriftKernel<DriftMetric::kLinf>, current, snapshot, rows, dim,
+             drift);
       break;
     case DriftMetric::kL2:
-      RowDriftKernel<DriftMetric::kL2><<<blocks, kThreadsPerBlock, 0, stream>>>(
-          current, snapshot, rows, dim, drift);
+      Launch(stream, blocks, RowDriftKernel<DriftMetric::kL2>, current, snapshot, rows, dim, drift);
       break;
   }
-  // clang-format on
   return cudaGetLastError();
 }
 

@@ -83,10 +83,8 @@ cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& dri
                                   const Classified& result) {
   if (classifier.settings.mode == SkipMode::kPredictedLoss) return cudaErrorInvalidValue;
   if (lookups.batch == 0) return cudaSuccess;
-  // clang-format off
-  ClassifyKernel<<<BlocksFor(lookups.batch * kWarpSize), kThreadsPerBlock, 0, stream>>>(
-      drifts, classifier, lookups, first_number, scratch, result);
-  // clang-format on
+  Launch(stream, BlocksFor(lookups.batch * kWarpSize), ClassifyKernel, drifts, classifier, lookups,
+         first_number, scratch, result);
   return cudaGetLastError();
 }
 

@@ -137,21 +137,19 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& i
   if (workspace.data == nullptr || parts.bytes > workspace.bytes) return cudaErrorInvalidValue;
 
   CompactionInput<Key> ordered = input;  // Replaces the keys, not the rows.
-  // clang-format off
   if (input.deduplicate) {
-    CountUpKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(n, parts.positions);
+    Launch(stream, BlocksFor(n), CountUpKernel, n, parts.positions);
     // A stable sort keeps positions of one key in input order.
     error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, n, input.keys, parts.positions,
                        parts.sorted_keys, parts.sorted_positions);
     if (error != cudaSuccess) return error;
     ordered.keys = parts.sorted_keys;
   }
-  FlagKernel<<<BlocksFor(n), kThreadsPerBlock, 0, stream>>>(ordered, parts.targets, counts);
+  Launch(stream, BlocksFor(n), FlagKernel<Key>, ordered, parts.targets, counts);
   error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.targets);
   if (error != cudaSuccess) return error;
-  WriteKernel<<<BlocksFor(n * kWarpSize), kThreadsPerBlock, 0, stream>>>(
-      ordered, parts.sorted_positions, parts.targets, kept_keys, kept_rows);
-  // clang-format on
+  Launch(stream, BlocksFor(n * kWarpSize), WriteKernel<Key>, ordered, parts.sorted_positions,
+         parts.targets, kept_keys, kept_rows);
   return cudaGetLastError();
 }
 
