@@ -124,7 +124,7 @@ ifneq ($(CLANG),)
 	@$(CLANG) -std=c++17 -O1 -g -D_GLIBCXX_ASSERTIONS -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=all -I. -o build/fuzz/container_fuzzer \
 		cc_ops/core/testing/container_fuzzer.cc \
-		$(filter-out %_test.cc %.cu.cc %_fuzzer.cc,$(shell find cc_ops/core -name "*.cc")) -lpthread
+		$(filter-out %_test.cc %.cu.cc %_fuzzer.cc %_emulation.cc,$(shell find cc_ops/core -name "*.cc")) -lpthread
 	@build/fuzz/container_fuzzer -max_total_time=$$(($(FUZZ_MINUTES) * 20)) -max_len=4096 \
 		-artifact_prefix=build/fuzz/ build/fuzz/corpus cc_ops/core/testing/container_corpus
 else

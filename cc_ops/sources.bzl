@@ -225,6 +225,17 @@ TEST_HDRS = [
     "core/testing/test_training.h",
 ]
 
+# CUDA on the CPU. The launchers compile on it with the host compiler, for tests without a GPU.
+EMULATION_HDRS = [
+    "core/testing/cuda_emulation/cuda_runtime.h",
+    "core/testing/cuda_emulation/cuda_runtime_api.h",
+    "core/testing/cuda_emulation/cub/device/device_radix_sort.cuh",
+    "core/testing/cuda_emulation/cub/device/device_scan.cuh",
+]
+EMULATION_SRCS = [
+    "core/testing/cuda_emulation/cuda_emulation.cc",
+]
+
 # For libFuzzer, which is part of clang. `make fuzz` builds it if clang is installed.
 FUZZER_SRCS = [
     "core/testing/container_fuzzer.cc",

@@ -55,8 +55,9 @@ def test_every_file_is_listed_once(lists):
         for path in paths
     ]
     assert sorted(everything) == sorted(set(everything)), "listed twice in cc_ops/sources.bzl"
-    assert files("*.h", "*.cc") - set(everything) == set(), "not listed in cc_ops/sources.bzl"
-    assert set(everything) - files("*.h", "*.cc") == set(), "listed, but there is no such file"
+    sources = files("*.h", "*.cc", "*.cuh")
+    assert sources - set(everything) == set(), "not listed in cc_ops/sources.bzl"
+    assert set(everything) - sources == set(), "listed, but there is no such file"
 
 
 @needs_sources
