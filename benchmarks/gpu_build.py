@@ -24,6 +24,7 @@ C_API = "libslipstream_gpu.so"  # The launchers for ctypes; see benchmarks/gpu/l
 CORE_THREADS = "core_threads"
 _C_API_SOURCE, _CORE_THREADS_SOURCE = "benchmarks/gpu/c_api.cc", "benchmarks/gpu/core_threads.cc"
 _RECORD_SOURCE = "benchmarks/gpu/record.cc"
+_EMULATION = "cc_ops/core/testing/cuda_emulation"
 
 
 def find_toolkit() -> dict[str, str]:
@@ -41,6 +42,15 @@ def find_toolkit() -> dict[str, str]:
             "cannot be compiled. Install CUDA 12 or 13, or set CUDA_HOME."
         )
     return toolkit
+
+
+def emulated_toolkit() -> dict[str, str]:
+    """Returns a toolkit that compiles kernels for the CPU.
+
+    Programs of it run on the emulation of CUDA, in a stream order and a thread order of their own.
+    """
+    cxx = shutil.which(os.environ.get("CXX", "g++")) or "g++"
+    return {"nvcc": cxx, "home": str(ROOT / _EMULATION), "include_dir": str(ROOT / _EMULATION)}
 
 
 def find_folder(flag: str, path: str, file: str, folders: Sequence[str]) -> Path:
@@ -98,6 +108,10 @@ class Build:
         chosen = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in named]
         device = [f for f in self._lists["NVCC_COPTS"] if not (chosen and "-gencode" in f)]
         self._device = [self._nvcc, "-c", "-x", "cu", f"-I{ROOT}", *device, *chosen]
+        self._more_core: list[str] = []
+        if given.emulated:
+            self._device = [*self._host, "-x", "c++", f"-D{self._lists['GPU_DEFINE']}"]
+            self._more_core = [f"{_EMULATION}/cuda_emulation.cc"]
         self._gtest = given.gtest
         self._versions = f"{version_of(self._nvcc)}\0{version_of(cxx)}"
         digest = hashlib.sha256()
@@ -117,6 +131,7 @@ class Build:
         """
         core = {f"cc_ops/{source}": self._host for source in self._lists["CORE_SRCS"]}
         core.update({f"cc_ops/{source}": self._device for source in self._lists["GPU_SRCS"]})
+        core.update({source: self._device for source in self._more_core})
         cases = self._cases()
         testing, main = self._testing()
         tests = {f"cc_ops/{source}": testing for source in self._lists["GPU_TESTS"]}

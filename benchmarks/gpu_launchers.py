@@ -43,7 +43,15 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "build_support")]
 
 import pages  # noqa: E402
-from gpu_build import PROGRAM, SMALL_GTEST, Build, ask_smi, find_toolkit, version_of  # noqa: E402
+from gpu_build import (  # noqa: E402
+    PROGRAM,
+    SMALL_GTEST,
+    Build,
+    ask_smi,
+    emulated_toolkit,
+    find_toolkit,
+    version_of,
+)
 
 TARGET = 0.8  # Fraction of a copy's bytes per second.
 PARTS = ("cases", "tests", "sanitizers")
@@ -94,6 +102,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--architectures", default="",
         help="GPU architectures, such as 80,90; default: this machine's GPUs; without a GPU, "
         "all architectures of the package")  # fmt: skip
+    add(
+        "--emulated",
+        action="store_true",
+        help="run on the emulation of CUDA on the CPU, as a rehearsal; its times are not valid",
+    )
     found = parser.parse_args()
     if found.jobs < 1 or found.runs < 5:
         parser.error(
@@ -381,7 +394,7 @@ def write(given: argparse.Namespace, cases: Cases, tests: Mapping[str, Tested], 
 def main() -> int:
     """Runs all selected parts; returns the exit code."""
     given = parse_arguments()
-    toolkit = find_toolkit()
+    toolkit = emulated_toolkit() if given.emulated else find_toolkit()
     start = time.monotonic()
     program, test_programs = Build(given, toolkit).run()
     reported = (

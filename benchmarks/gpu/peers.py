@@ -14,18 +14,22 @@ allocators of CuPy and PyTorch.
 |                                  | `SparseAdam`, as a scale                      |
 
     python3 benchmarks/gpu/peers.py LIBRARY --results=results.jsonl
+
+`--arrays=numpy` is for libraries that run on the CPU: the same comparisons with PyTorch on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
 import torch
 
@@ -37,8 +41,19 @@ from results import Results  # noqa: E402
 DIM, KEYS_IN_ALL = 64, 10_000_000
 
 
+@contextlib.contextmanager
+def one_stream(xp: Any) -> Iterator[None]:
+    """Returns a context in which CuPy and PyTorch use the same stream, so that events time both."""
+    if xp is np:
+        yield
+        return
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), xp.cuda.ExternalStream(stream.cuda_stream):
+        yield
+
+
 def to_torch(array: Any) -> torch.Tensor:
-    """Returns a tensor that shares the memory of a CuPy array."""
+    """Returns a tensor that shares the memory of an array."""
     return torch.from_dlpack(array)
 
 
@@ -77,6 +92,10 @@ class Turns:
 
     @staticmethod
     def _seconds(call: Callable[[], Any]) -> float:
+        if not torch.cuda.is_initialized():
+            begun = time.perf_counter()
+            call()
+            return time.perf_counter() - begun
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()
@@ -87,8 +106,9 @@ class Turns:
 
 def compare_drift(record: dict[str, Any], launchers: Launchers, turns: Turns, rows: int) -> None:
     """Compares row drift with a compiled PyTorch expression."""
-    current = cupy.random.default_rng(1).random((rows, DIM), np.float32)
-    snapshot = cupy.random.default_rng(2).random((rows, DIM), np.float32)
+    xp = launchers.xp
+    current = xp.random.default_rng(1).random((rows, DIM), np.float32)
+    snapshot = xp.random.default_rng(2).random((rows, DIM), np.float32)
     a, b = to_torch(current), to_torch(snapshot)
     compiled = torch.compile(lambda x, y: (x - y).abs().amax(1))
     assert torch.equal(to_torch(launchers.drift(current, snapshot)), compiled(a, b))
@@ -100,8 +120,9 @@ def compare_sums(
     record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
 ) -> None:
     """Compares compaction with sums by key to `coalesce()`."""
-    keys = cupy.asarray(draw_keys(law, n))
-    rows = cupy.random.default_rng(3).random((n, DIM), np.float32)
+    xp = launchers.xp
+    keys = xp.asarray(draw_keys(law, n))
+    rows = xp.random.default_rng(3).random((n, DIM), np.float32)
     none = launchers.key_set(np.empty(0, np.int64))
     sparse = torch.sparse_coo_tensor(
         to_torch(keys)[None], to_torch(rows), (KEYS_IN_ALL, DIM), check_invariants=False
@@ -121,11 +142,12 @@ def compare_mask(
 
     A third of the keys is masked.
     """
+    xp = launchers.xp
     masked = np.arange(0, KEYS_IN_ALL, 3, dtype=np.int64)
-    keys = cupy.asarray(draw_keys(law, n))
-    rows = cupy.random.default_rng(4).random((n, DIM), np.float32)
-    key_set, tensor = launchers.key_set(masked), torch.from_numpy(masked).cuda()
+    keys = xp.asarray(draw_keys(law, n))
+    rows = xp.random.default_rng(4).random((n, DIM), np.float32)
     torch_keys, torch_rows = to_torch(keys), to_torch(rows)
+    key_set, tensor = launchers.key_set(masked), torch.from_numpy(masked).to(torch_keys.device)
 
     def mask() -> tuple[torch.Tensor, torch.Tensor]:
         keeps = ~torch.isin(torch_keys, tensor)
@@ -146,11 +168,12 @@ def compare_deferral(
 
     No row is due in the step.
     """
-    keys = cupy.asarray(np.random.default_rng(5).choice(KEYS_IN_ALL, n, replace=False))
-    rows = cupy.random.default_rng(6).random((n, DIM), np.float32)
-    buffers, waits = launchers.buffers(capacity, DIM), cupy.ones(n, bool)
-    dense = torch.zeros((capacity, DIM), device="cuda")
+    xp = launchers.xp
+    keys = xp.asarray(np.random.default_rng(5).choice(KEYS_IN_ALL, n, replace=False))
+    rows = xp.random.default_rng(6).random((n, DIM), np.float32)
+    buffers, waits = launchers.buffers(capacity, DIM), xp.ones(n, bool)
     torch_keys, torch_rows = to_torch(keys), to_torch(rows)
+    dense = torch.zeros((capacity, DIM), device=torch_keys.device)
     buckets = torch_keys % capacity
 
     def step() -> Any:
@@ -169,13 +192,15 @@ def compare_step(
     record: dict[str, Any], launchers: Launchers, turns: Turns, law: str, n: int
 ) -> None:
     """Compares compaction with sums to PyTorch's whole sparse step."""
-    keys = cupy.asarray(draw_keys(law, n) % 1_000_000)
-    rows = cupy.random.default_rng(7).random((n, DIM), np.float32)
+    xp = launchers.xp
+    keys = xp.asarray(draw_keys(law, n) % 1_000_000)
+    rows = xp.random.default_rng(7).random((n, DIM), np.float32)
     none = launchers.key_set(np.empty(0, np.int64))
-    bag = torch.nn.EmbeddingBag(1_000_000, DIM, mode="sum", sparse=True, device="cuda")
+    torch_keys, upstream = to_torch(keys), to_torch(rows)
+    device = torch_keys.device
+    bag = torch.nn.EmbeddingBag(1_000_000, DIM, mode="sum", sparse=True, device=device)
     optimizer = torch.optim.SparseAdam(bag.parameters())
-    torch_keys, offsets = to_torch(keys), torch.arange(n, device="cuda")
-    upstream = to_torch(rows)
+    offsets = torch.arange(n, device=device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -196,16 +221,16 @@ def main() -> int:
         required=True,
         help="JSON Lines file to which the results are appended",
     )
+    parser.add_argument("--arrays", choices=("cupy", "numpy"), default="cupy")
     parser.add_argument("--runs", type=int, default=9, help="number of turns per comparison")
     parser.add_argument("--quick", action="store_true", help="use small inputs for a trial run")
     given = parser.parse_args()
-    launchers, turns = Launchers(given.library, cupy), Turns(given.runs)
+    launchers = Launchers(given.library, importlib.import_module(given.arrays))
+    turns = Turns(given.runs)
     results = Results(given.results)
     n, rows = (4096, 4096) if given.quick else (65_536 * 26, 2_097_152)
     deferred, capacity = (1024, 8192) if given.quick else (131_072, KEYS_IN_ALL)
-    # Both libraries use the same stream, so that the events time either side.
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+    with one_stream(launchers.xp):
         with results.case("peer", "drift") as record:
             compare_drift(record, launchers, turns, rows)
         for law in ("uniform", "zipf"):

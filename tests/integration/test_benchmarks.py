@@ -309,6 +309,7 @@ def test_dlrm_quality_compares_precisions(warm: list[str], tmp_path: Path) -> No
 
 
 # A fake compiler. Its output is a program with the output and exit code that the test sets.
+GPU_TESTS = sorted((BENCHMARKS.parent / "cc_ops" / "core").rglob("*_gpu_test.cc"))
 FAKE_COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; exit; fi
 for target; do :; done
@@ -456,7 +457,7 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = tmp_path / "build" / "gpu_launchers"
-    assert made.exists() and f"Compiled {made} and 7 tests" in done.stdout
+    assert made.exists() and f"Compiled {made} and {len(GPU_TESTS)} tests" in done.stdout
     again = run_benchmark("gpu_launchers.py", *flags, "--quick", f"--output={tmp_path}")
     assert "Compiling" not in again.stdout
     if "No GPU is available" in again.stderr:
@@ -464,6 +465,25 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
     else:
         assert again.returncode == 0, again.stdout + again.stderr
         assert rows_of(tmp_path, "gpu_launchers", "Launchers compared with a copy")
+
+
+@pytest.mark.slow
+@needs_sources
+def test_gpu_session_runs_on_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is checked except the comparison with PyTorch, which may not be installed."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLIPSTREAM_GPU_BUILD", str(tmp_path / "build"))
+    session = str(BENCHMARKS / "gpu" / "session.sh")
+    output = tmp_path / "output"
+    subprocess.run([session, str(output), "--rehearsal"], check=False)
+    records = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+    steps = {r["name"]: r["exit_code"] for r in records if r["record"] == "step"}
+    del steps["peers"]
+    names = ("compile", "tests", "dlrm", "cases", "sanitizers", "threads")
+    assert steps == dict.fromkeys(names, 0), (output / "log.txt").read_text()
+    assert all(r["equals_definition"] for r in records if r["record"] == "dlrm")
+    passed = {r["name"]: r["passed"] for r in records if r["record"] == "test"}
+    assert set(passed) == {path.stem for path in GPU_TESTS} and min(passed.values()) > 0
 
 
 @pytest.mark.parametrize(
