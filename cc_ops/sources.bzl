@@ -244,6 +244,7 @@ FUZZER_SRCS = [
 # CUDA launchers, compiled by nvcc. Their interfaces only use raw pointers and a stream.
 GPU_HDRS = [
     "core/gpu/launch.cu.h",
+    "core/gpu/row_lanes.cu.h",
     "core/gpu/scan_and_sort.cu.h",
     "core/deferral/deferred_buffers.cu.h",
     "core/update/row_compaction.cu.h",

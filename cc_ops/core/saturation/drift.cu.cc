@@ -3,54 +3,82 @@
 #include <cuda_runtime.h>
 
 #include "cc_ops/core/gpu/launch.cu.h"
+#include "cc_ops/core/gpu/row_lanes.cu.h"
 
 namespace slipstream {
 namespace {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-__device__ double WarpSum(double value) {
-  for (int offset = kWarpSize / 2; offset > 0; offset >>= 1) {
-    value += __shfl_down_sync(kFullWarp, value, offset);
-  }
-  return value;
-}
+// The distance of a row from its snapshot. Each lane adds its values, then the distances of the
+// other lanes of the row.
+template <DriftMetric>
+struct Distance;
 
 // Compares bit patterns, so that a NaN is larger than all numbers (see drift.cc).
-__device__ unsigned WarpMax(unsigned value) {
-  for (int offset = kWarpSize / 2; offset > 0; offset >>= 1) {
-    value = max(value, __shfl_down_sync(kFullWarp, value, offset));
+template <>
+struct Distance<DriftMetric::kLinf> {
+  unsigned largest = 0;
+
+  __device__ void Add(float a, float b) { largest = max(largest, __float_as_uint(fabsf(a - b))); }
+  __device__ void AddLane(int bits) {
+    largest = max(largest, __shfl_xor_sync(kFullWarp, largest, bits));
   }
-  return value;
+  __device__ float Result() const { return __uint_as_float(largest); }
+};
+
+template <>
+struct Distance<DriftMetric::kL2> {
+  double squares = 0;
+
+  __device__ void Add(float a, float b) {
+    const double difference = static_cast<double>(a) - static_cast<double>(b);
+    squares += difference * difference;
+  }
+  __device__ void AddLane(int bits) { squares += __shfl_xor_sync(kFullWarp, squares, bits); }
+  __device__ float Result() const { return static_cast<float>(sqrt(squares)); }
+};
+
+template <DriftMetric kMetric>
+__device__ void AddTo(Distance<kMetric>* distance, float a, float b) {
+  distance->Add(a, b);
+}
+template <DriftMetric kMetric>
+__device__ void AddTo(Distance<kMetric>* distance, float4 a, float4 b) {
+  distance->Add(a.x, b.x);
+  distance->Add(a.y, b.y);
+  distance->Add(a.z, b.z);
+  distance->Add(a.w, b.w);
 }
 
-// One warp per row. `kMetric` is a template argument, so that linf needs no double arithmetic.
-template <DriftMetric kMetric>
-__global__ void RowDriftKernel(const float* __restrict__ current,
-                               const float* __restrict__ snapshot, int64_t rows, int64_t dim,
+template <DriftMetric kMetric, class Vector>
+__global__ void RowDriftKernel(const Vector* __restrict__ current,
+                               const Vector* __restrict__ snapshot, int64_t rows, RowLanes lanes,
                                float* __restrict__ drift) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t step = ThreadsOfGrid() / kWarpSize;
-  for (int64_t row = ThreadOfGrid() / kWarpSize; row < rows; row += step) {
-    const float* a = current + row * dim;
-    const float* b = snapshot + row * dim;
-    if (kMetric == DriftMetric::kLinf) {
-      unsigned largest = 0;
-      for (int64_t j = lane; j < dim; j += kWarpSize) {
-        largest = max(largest, __float_as_uint(fabsf(a[j] - b[j])));
-      }
-      largest = WarpMax(largest);
-      if (lane == 0) drift[row] = __uint_as_float(largest);
-    } else {
-      double distance = 0;
-      for (int64_t j = lane; j < dim; j += kWarpSize) {
-        const double difference = static_cast<double>(a[j]) - static_cast<double>(b[j]);
-        distance += difference * difference;
-      }
-      distance = sqrt(WarpSum(distance));
-      if (lane == 0) drift[row] = static_cast<float>(distance);
+  const int64_t first = lanes.RowOfGrid();
+  const int64_t rows_before = threadIdx.x % kWarpSize >> lanes.log2_lanes;
+  // All lanes of a warp make the same number of rounds, because they exchange values.
+  for (int64_t begin = first - rows_before; begin < rows; begin += lanes.RowsOfGrid()) {
+    const int64_t row = begin + rows_before;
+    const int64_t offset = row * lanes.width, width = row < rows ? lanes.width : 0;
+    Distance<kMetric> distance;
+    for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
+      AddTo(&distance, current[offset + j], snapshot[offset + j]);
     }
+    for (int bits = lanes.lanes() / 2; bits > 0; bits /= 2) distance.AddLane(bits);
+    if (row < rows && lanes.Lane() == 0) drift[row] = distance.Result();
   }
+}
+
+template <DriftMetric kMetric>
+void LaunchMetric(cudaStream_t stream, const float* current, const float* snapshot, int64_t rows,
+                  int64_t dim, float* drift) {
+  WithRowLanes(dim, {current, snapshot}, [&](RowLanes lanes, auto vector) {
+    using Vector = decltype(vector);
+    Launch(stream, BlocksFor(rows * lanes.lanes()), RowDriftKernel<kMetric, Vector>,
+           reinterpret_cast<const Vector*>(current), reinterpret_cast<const Vector*>(snapshot),
+           rows, lanes, drift);
+  });
 }
 
 }  // namespace
@@ -58,14 +86,12 @@ __global__ void RowDriftKernel(const float* __restrict__ current,
 cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,
                            int64_t rows, int64_t dim, DriftMetric metric, float* drift) {
   if (rows == 0) return cudaSuccess;
-  const unsigned blocks = BlocksFor(rows * kWarpSize);
   switch (metric) {
     case DriftMetric::kLinf:
-      Launch(stream, blocks, RowDriftKernel<DriftMetric::kLinf>, current, snapshot, rows, dim,
-             drift);
+      LaunchMetric<DriftMetric::kLinf>(stream, current, snapshot, rows, dim, drift);
       break;
     case DriftMetric::kL2:
-      Launch(stream, blocks, RowDriftKernel<DriftMetric::kL2>, current, snapshot, rows, dim, drift);
+      LaunchMetric<DriftMetric::kL2>(stream, current, snapshot, rows, dim, drift);
       break;
   }
   return cudaGetLastError();
