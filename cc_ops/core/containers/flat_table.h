@@ -7,6 +7,7 @@
 #define SLIPSTREAM_CC_OPS_CORE_CONTAINERS_FLAT_TABLE_H_
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string>
@@ -20,7 +21,7 @@
 namespace slipstream {
 
 // Reads the entries of a table, or a copy in GPU memory. An entry type must be trivially copyable.
-// GPUs read it in one load if it is aligned to its size. It declares:
+// GPUs read an entry of 16 bytes, aligned to 16, in one load. The type declares:
 //
 //   Entry()                         Creates a free entry.
 //   bool is_free() const
@@ -60,27 +61,55 @@ struct FlatTableView {
   // linear probing this is the first free entry, where the key may be inserted. home: HomeOf(key).
   // The table must not be empty.
   SLIPSTREAM_HOST_DEVICE int64_t Probe(int64_t home, const Key& key) const {
-    if constexpr (kLine == 1) {
-      for (int64_t i = home;; i = (i + 1) & (capacity - 1)) {
-        const Entry entry = entries[i];
-        if (entry.Is(key) || entry.is_free()) return i;
-      }
-    } else {
-      for (int64_t line = home;; line = line + kLine == capacity ? 0 : line + kLine) {
-        // Compare all entries without branches, because the position of a key is unpredictable.
-        int64_t found = -1;
-        for (int64_t i = line; i < line + kLine; ++i) found = entries[i].Is(key) ? i : found;
-        if (found >= 0) return found;
-        // Free entries are at the end of a line, and a key is never beyond the first line with one.
-        if (entries[line + kLine - 1].is_free()) return line + kLine - 1;
-      }
-    }
+    return Search(home, key).position;
   }
 
   // Returns a copy of the entry of a key, or of a free entry if the key is absent. The table may be
   // empty.
   SLIPSTREAM_HOST_DEVICE Entry Find(const Key& key) const {
-    return capacity == 0 ? Entry() : entries[Probe(HomeOf(key), key)];
+    return capacity == 0 ? Entry() : Search(HomeOf(key), key).entry;
+  }
+
+ private:
+  // An entry and its position.
+  struct Found {
+    int64_t position;
+    Entry entry;
+  };
+
+  // See Probe. Loads each entry once.
+  SLIPSTREAM_HOST_DEVICE Found Search(int64_t home, const Key& key) const {
+    if constexpr (kLine == 1) {
+      for (int64_t i = home;; i = (i + 1) & (capacity - 1)) {
+        const Entry entry = Load(i);
+        if (entry.Is(key) || entry.is_free()) return {i, entry};
+      }
+    } else {
+      for (int64_t line = home;; line = line + kLine == capacity ? 0 : line + kLine) {
+        // Compare all entries without branches, because the position of a key is unpredictable.
+        Found found = {-1, Entry()}, last = found;
+        for (int64_t i = line; i < line + kLine; ++i) {
+          last = {i, Load(i)};
+          if (last.entry.Is(key)) found = last;
+        }
+        if (found.position >= 0) return found;
+        // Free entries are at the end of a line, and a key is never beyond the first line with one.
+        if (last.entry.is_free()) return last;
+      }
+    }
+  }
+
+  SLIPSTREAM_HOST_DEVICE Entry Load(int64_t position) const {
+#ifdef __CUDA_ARCH__
+    // Otherwise the compiler loads each field on its own.
+    if constexpr (sizeof(Entry) == sizeof(longlong2) && alignof(Entry) == alignof(longlong2)) {
+      const longlong2 bits = reinterpret_cast<const longlong2*>(entries)[position];
+      Entry entry;
+      std::memcpy(&entry, &bits, sizeof(entry));
+      return entry;
+    }
+#endif
+    return entries[position];
   }
 };
 
