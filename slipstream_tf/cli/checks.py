@@ -29,6 +29,10 @@ INSTALL_HOROVOD = f"make horovod, or python build_support/install_horovod.py{_SO
 INSTALL_SOK = "pip install merlin-sok --no-build-isolation (on a machine with a GPU)"
 INSTALL_TENSORFLOW = "pip install --force-reinstall 'tensorflow-cpu==2.21.*'"
 _WITH_CUDA = f"SLIPSTREAM_WITH_CUDA=1 {_loader.REBUILD}{_SOURCES}"
+_RENEW_DRIVER = (
+    "update the NVIDIA driver, or rebuild with a CUDA toolkit that the driver and the GPU support: "
+    f"{_WITH_CUDA}"
+)
 _GPU_TENSORFLOW = f"pip install 'tensorflow[and-cuda]==2.21.*', then rebuild: {_WITH_CUDA}"
 # Pairs of module name and package name.
 _PACKAGES = (("absl", "absl-py"), *((name, name) for name in ("numpy", "pyarrow", "tqdm")))
@@ -168,15 +172,33 @@ def sok() -> str:
 
 
 def gpus() -> str:
-    """Checks that TensorFlow and the op library can use the GPUs."""
+    """Checks that TensorFlow and the op library can use the GPUs, and runs a kernel on each."""
     import tensorflow as tf
 
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return gpus_in_order(
-        [detail.get("device_name", "GPU") for detail in details],
-        driver_gpus(),
-        _loader.build_info().cuda,
-    )
+    names = [detail.get("device_name", "GPU") for detail in details]
+    detail = gpus_in_order(names, driver_gpus(), _loader.build_info().cuda)
+    for number in range(len(names)):
+        run_kernel(f"GPU:{number}")
+    return f"{detail}; a kernel returned correct results on each" if names else detail
+
+
+def run_kernel(device: str) -> None:
+    """Runs a small kernel of the op library on a device.
+
+    Args:
+        device: The device, for example "GPU:0".
+
+    Raises:
+        Problem: If the kernel cannot be launched, for example because the driver is too old for
+            the CUDA version of the op library, or if its result is wrong.
+    """
+    from slipstream_tf.cli import self_test
+
+    try:
+        self_test.kernel(device)
+    except Exception as error:  # TensorFlow raises errors of CUDA as different classes.
+        raise Problem(f"{type(error).__name__} on {device}: {error}", _RENEW_DRIVER) from error
 
 
 def driver_gpus() -> list[str]:
@@ -206,7 +228,8 @@ def gpus_in_order(seen: Sequence[str], driver: Sequence[Any], has_kernels: bool)
         detail = f"TensorFlow detects no GPU, but the driver lists {len(driver)}"
         raise Problem(detail, _GPU_TENSORFLOW, MISSING)
     if not seen:
-        return "none; training uses the CPU"
+        kernels = "the CUDA kernels of the op library were not run" if has_kernels else ""
+        return "; ".join(filter(None, ["none", "training uses the CPU", kernels]))
     detail = f"{len(seen)}: {', '.join(seen)}"
     if not has_kernels:
         raise Problem(f"{detail}; the op library has no CUDA kernels", _WITH_CUDA, MISSING)

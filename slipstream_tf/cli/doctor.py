@@ -115,7 +115,9 @@ _LATER = (
           "tables of SOK on GPUs need it"),
     Check("matplotlib", f"{_HERE}matplotlib", checks.INSTALL_REPORT, "matplotlib",
           "slipstream-report and slipstream-demo need it"),
-    Check("GPUs", f"{_HERE}gpus", "", purpose="training on GPUs needs them"),
+    # Takes only the memory that its kernel needs, because a GPU may be in use.
+    Check("GPUs", f"{_HERE}gpus", "", purpose="training on GPUs needs them",
+          environment={**_SETTLED, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
 )  # fmt: skip
 
 
@@ -130,7 +132,8 @@ def make_flags() -> FlagSet:
     return FlagSet(
         "slipstream-doctor",
         "Checks each part of the installation and prints the command that repairs a missing or "
-        "broken part. Also tests updates of a few rows in each kind of table. The exit code is 0 "
+        "broken part. Also tests updates of a few rows in each kind of table, and a kernel on each "
+        "GPU. The exit code is 0 "
         "if training in a single process works. It is 1 if the packages, TensorFlow, Keras or the "
         "op library do not work; Horovod, SOK, matplotlib and GPUs are optional. It is 2 if a flag "
         "is invalid.",

@@ -1,4 +1,4 @@
-"""Self-tests of the stores: update a few rows and compare the results.
+"""Self-tests of the stores and of a kernel: compute a few rows and compare the results.
 
 All expected values are exact in float32. A mismatch raises a RunError that contains both values.
 """
@@ -14,6 +14,7 @@ from slipstream_tf import optimizers
 from slipstream_tf.cli.flag_set import RunError
 from slipstream_tf.config import Retention, Table
 from slipstream_tf.initializers import Constant
+from slipstream_tf.ops.drift import row_drift
 from slipstream_tf.ops.features import FeatureSpec, pack
 from slipstream_tf.tables import NativeStore, SokEmbeddingStore, VariableStore
 
@@ -83,6 +84,32 @@ def variable_store() -> None:
     _compare("rows after the update", variable, rows)
     counts = store.update_counts("items")
     _compare("gradient rows offered and masked", [counts.offered, counts.masked], [3, 1])
+
+
+def kernel(device: str) -> None:
+    """Runs a small kernel of the op library on a device and compares the result with the CPU's.
+
+    Args:
+        device: The device, for example "GPU:0".
+
+    Raises:
+        RunError: If the op did not run on the device, or the results differ.
+        tf.errors.OpError: If the kernel cannot be launched, for example because the driver is too
+            old.
+    """
+    # 1,000 rows need multiple blocks of threads.
+    rows = np.random.default_rng(0).normal(size=(2, 1000, 24)).astype(np.float32)
+    with tf.device("CPU:0"):
+        expected = row_drift(*rows)
+    with tf.device(device):
+        actual = row_drift(*rows)
+    kind = tf.DeviceSpec.from_string(actual.device).device_type
+    if kind != tf.DeviceSpec.from_string(device).device_type:
+        raise RunError(f"The op library has no kernel for {device}; the op ran on a {kind}.")
+    is_wrong = actual.numpy() != expected.numpy()
+    if is_wrong.any():
+        text = f"{is_wrong.sum()} of {is_wrong.size} row drifts differ from the CPU's"
+        raise RunError(f"A kernel of the op library is wrong on {device}: {text}.")
 
 
 def _compare(what: str, actual: Any, by_hand: Any) -> None:

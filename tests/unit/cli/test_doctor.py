@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import keras
 import pytest
+import tensorflow as tf
 
-from slipstream_tf.cli import checks, doctor
+from slipstream_tf.cli import checks, doctor, self_test
 from slipstream_tf.cli.checks import BROKEN, MISSING, OK, UNCHECKED
 from slipstream_tf.cli.doctor import Check, Finding
 from slipstream_tf.cli.program import run_program
@@ -161,6 +162,8 @@ def test_horovod_check_reports_state(horovod: SimpleNamespace, tmp_path: Path):
 
 def test_unusable_gpus_are_reported_as_missing():
     assert checks.gpus_in_order([], [], False) == "none; training uses the CPU"
+    not_run = "none; training uses the CPU; the CUDA kernels of the op library were not run"
+    assert checks.gpus_in_order([], [], True) == not_run
     assert checks.gpus_in_order(["H", "H"], ["GPU 0", "GPU 1"], True) == "2: H, H"
     with pytest.raises(checks.Problem, match="detects no GPU, but the driver lists 1") as unseen:
         checks.gpus_in_order([], ["GPU 0: H"], False)
@@ -168,6 +171,59 @@ def test_unusable_gpus_are_reported_as_missing():
     with pytest.raises(checks.Problem, match="1: H; the op library has no CUDA kernels") as unused:
         checks.gpus_in_order(["H"], ["GPU 0: H"], False)
     assert unused.value.state == MISSING and "SLIPSTREAM_WITH_CUDA=1" in unused.value.fix
+
+
+def test_kernel_is_compared_with_the_cpu(monkeypatch):
+    checks.run_kernel("CPU:0")
+    row_drift = self_test.row_drift
+
+    def wrong_on_second_device(current, snapshot):
+        calls.append(None)
+        drifts = row_drift(current, snapshot)
+        return drifts + tf.one_hot(7, len(current)) if len(calls) == 2 else drifts
+
+    calls = []
+    monkeypatch.setattr(self_test, "row_drift", wrong_on_second_device)
+    with pytest.raises(checks.Problem, match=r"CPU:0.* 1 of 1000 row drifts differ") as caught:
+        checks.run_kernel("CPU:0")
+    assert "driver" in caught.value.fix and "SLIPSTREAM_WITH_CUDA=1" in caught.value.fix
+    assert caught.value.state == BROKEN
+
+
+def test_kernel_that_fails_or_runs_elsewhere_is_reported(monkeypatch):
+    row_drift = self_test.row_drift
+
+    def old_driver(*_):
+        raise tf.errors.InternalError(None, None, "CUDA driver version is insufficient")
+
+    monkeypatch.setattr(self_test, "row_drift", old_driver)
+    with pytest.raises(checks.Problem, match=r"InternalError on CPU:0: .*driver version"):
+        checks.run_kernel("CPU:0")
+
+    def ignores_device(*rows):
+        with tf.device("CPU:0"):
+            return row_drift(*rows)
+
+    # TensorFlow runs an op without a kernel for the device on the CPU.
+    monkeypatch.setattr(self_test, "row_drift", ignores_device)
+    with pytest.raises(checks.Problem, match="no kernel for GPU:0; the op ran on a CPU"):
+        checks.run_kernel("GPU:0")
+
+
+@pytest.mark.parametrize("names", [[], ["H", "H"]])
+def test_kernel_runs_on_each_gpu(monkeypatch, names: list[str]):
+    ran = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: names)
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda name: {"device_name": name}
+    )
+    monkeypatch.setattr(checks, "driver_gpus", lambda: names)
+    monkeypatch.setattr(_loader, "build_info", lambda: SimpleNamespace(cuda=True))
+    monkeypatch.setattr(checks, "run_kernel", ran.append)
+    detail = checks.gpus()
+    assert ran == [f"GPU:{number}" for number in range(len(names))]
+    assert ("a kernel returned correct results on each" in detail) is bool(names)
+    assert ("were not run" in detail) is not bool(names)
 
 
 @pytest.mark.parametrize(
