@@ -37,6 +37,9 @@ from slipstream_tf.telemetry.dry_run import estimate_dry_run
 from slipstream_tf.telemetry.exchange_estimate import estimate_exchange
 from slipstream_tf.telemetry.savings_report import SavingsReport
 
+# Number of examples that `observe` classifies and counts per batch: at most twice this number.
+_OBSERVED_EXAMPLES = 2048
+
 
 class Slipstream(tf.train.experimental.PythonState):
     """Finds saturated keys during training and applies policies that save work.
@@ -350,12 +353,23 @@ class Slipstream(tf.train.experimental.PythonState):
         derives the threshold T from these examples. A `tables.SokStore` also counts accesses of
         their keys.
 
+        Batches of 4,096 or more examples are sampled, so that the time of a call is bounded: one
+        random example in `stride = batch // 2048` is classified and counted, and represents the
+        others. Every example has the same chance, therefore counts are unbiased: a key with n
+        accesses has a count with mean n and standard deviation of at most sqrt(n * stride) if its
+        accesses are in different examples. The choice depends only on `Window.seed` and the number
+        of the example since the start of training, so that a resumed training makes the same
+        choice. A batch is not sampled if its size is unknown when a graph is traced, if losses are
+        recorded (`max_auc_loss`, `DryRun(estimates_cost=True)`), or if `Window.sample` requires
+        all its examples.
+
         Args:
             inputs: Keys in a format that `EmbeddingCollection` accepts.
 
         Returns:
             The classification of each example: `skippable`, bool [batch], `score` and `weight`,
-            float32 [batch]. No example is dropped.
+            float32 [batch]. No example is dropped. Examples that a sample excludes are not
+            skippable and have the score +inf.
 
         Raises:
             ValueError: A policy skips examples or predicts losses, which requires `apply`.
@@ -366,9 +380,23 @@ class Slipstream(tf.train.experimental.PythonState):
                 "the given policies"
             )
             raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
+        packed = pack(inputs, self.specs)
+        stride = self._stride(packed.batch_size)
+        classified, rows = self.tracker.classifier.observe(packed, stride)
         if isinstance(self.store, SokStore):
-            self.store.count_accesses(pack(inputs, self.specs))
-        return self.tracker.classifier.classify(inputs, self.specs)
+            self.store.count_accesses(packed, rows if stride > 1 else None, stride)
+        return classified
+
+    def _stride(self, batch_size: int | None) -> int:
+        """Returns the number of examples per example that `observe` classifies.
+
+        Args:
+            batch_size: Number of examples in the batch, or None if unknown.
+        """
+        if batch_size is None or self.settings.needs_losses:
+            return 1
+        enough = self.tracker.window_steps * batch_size // self.settings.window.sample
+        return max(1, min(batch_size // _OBSERVED_EXAMPLES, enough))
 
     def classifier_on(self, device: str) -> DriftClassifier:
         """Returns a classifier of examples that runs on a device.

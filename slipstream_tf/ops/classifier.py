@@ -61,8 +61,8 @@ WINDOW = {
 class ClassifierCounts:
     """Counts of the observed examples of one window.
 
-    If only a part of the batches was classified (`window_batches` of `InputClassifier.classify`),
-    all counts except `examples_seen` are estimates.
+    If only a part of the examples was classified (`stride` of `InputClassifier.observe`,
+    `window_batches` of `classify`), all counts except `examples_seen` are estimates.
 
     Attributes:
         examples_seen: Number of classified examples.
@@ -177,11 +177,38 @@ class InputClassifier:
                 decrease or features differ in batch size.
         """
         require_integer("window_batches", window_batches, 0, None, "InputClassifier.classify")
-        arguments = {"window_batches": window_batches, **self._keys(inputs, specs)}
+        packed = features.pack(inputs, specs)
+        return self._classify(packed, observe=observe, window_batches=window_batches)[0]
+
+    def observe(
+        self, packed: features.PackedFeatures, stride: int = 1
+    ) -> tuple[Classified, tf.Tensor]:
+        """Classifies and observes one random example in `stride`.
+
+        The numbers of the examples since the start of training are divided into blocks of `stride`
+        numbers. One random example of each block is classified. The choice depends only on the
+        seed and the numbers. Every example has the same chance, 1 / stride. The counts of the
+        window are extrapolated to the other examples.
+
+        Args:
+            packed: Keys of the batch, from `features.pack`.
+            stride: Number of examples per classified example, at most 2^20.
+
+        Returns:
+            The classification, as of `classify`, where examples that were not chosen are not
+            skippable and have the score +inf; and int64 [n], the ascending positions of the chosen
+            examples.
+        """
+        return self._classify(packed, stride=stride)
+
+    def _classify(
+        self, packed: features.PackedFeatures, **attributes: Any
+    ) -> tuple[Classified, tf.Tensor]:
         with tf.device("CPU:0"):
-            op = _loader.library().slipstream_classify_inputs
-            result = op(handle=self._handle, observe=observe, **arguments)
-        return Classified(result.skippable, result.score, result.weight)
+            result = _loader.library().slipstream_classify_inputs(
+                handle=self._handle, **attributes, **self._arguments(packed)
+            )
+        return Classified(result.skippable, result.score, result.weight), result.rows
 
     def subsample(
         self, inputs: Any, specs: Sequence[features.FeatureSpec], labels: Any, weights: Any = None
@@ -199,7 +226,8 @@ class InputClassifier:
             tf.errors.InvalidArgumentError: As for `classify`, or a label or weight is out of range.
                 The classifier is unchanged then.
         """
-        return self._subsample(self._keys(inputs, specs), labels, weights)
+        keys = self._arguments(features.pack(inputs, specs))
+        return self._subsample(keys, labels, weights)
 
     def subsample_by(self, labels: Any, predictions: Any, weights: Any = None) -> KeptInputs:
         """Returns the examples to keep by the predictions of the trained model.
@@ -219,10 +247,10 @@ class InputClassifier:
         keys = {"feature_table": [len(self._tables)], **packed.arguments()}
         return self._subsample(keys, labels, weights, predictions)
 
-    def _keys(self, inputs: Any, specs: Sequence[features.FeatureSpec]) -> dict[str, Any]:
+    def _arguments(self, packed: features.PackedFeatures) -> dict[str, Any]:
         """Returns the op arguments for the keys of a batch."""
-        packed, ignored = features.pack(inputs, specs), len(self._tables)
-        tables = features.table_indices(specs, self._tables, self._ignored_tables, ignored)
+        names = self._tables, self._ignored_tables
+        tables = features.table_indices(packed.specs, *names, len(self._tables))
         return {"feature_table": tables, **packed.arguments()}
 
     def _subsample(

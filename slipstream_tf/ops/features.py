@@ -100,6 +100,37 @@ class PackedFeatures:
             return None
         return tf.not_equal(self.of(feature)[0], tf.constant(padding_key, tf.int64))
 
+    @property
+    def batch_size(self) -> int | None:
+        """The static number of examples, or None if it is unknown."""
+        pairs = zip(self.attrs["feature_keys"], self.attrs["feature_splits"], strict=True)
+        for tensor, split in pairs:
+            size = self.keys[tensor].shape[0] if split < 0 else self.row_splits[split].shape[0]
+            if size is not None:
+                return size if split < 0 else size - 1
+        return None
+
+    def at(self, rows: tf.Tensor) -> "PackedFeatures":
+        """Returns the keys of some examples, without weights.
+
+        Args:
+            rows: int64 [n], positions of the examples.
+        """
+        keys, row_splits = list(self.keys), list(self.row_splits)
+        # Columns of a matrix share its tensor.
+        pairs = zip(self.attrs["feature_keys"], self.attrs["feature_splits"], strict=True)
+        for tensor, split in dict.fromkeys(pairs):
+            if split < 0:
+                keys[tensor] = tf.gather(self.keys[tensor], rows)
+                continue
+            bags = tf.RaggedTensor.from_row_splits(
+                self.keys[tensor], self.row_splits[split], validate=False
+            )
+            chosen = tf.gather(bags, rows)
+            keys[tensor], row_splits[split] = chosen.values, chosen.row_splits
+        attrs = {**self.attrs, "feature_weights": [-1] * len(self.specs)}
+        return PackedFeatures(keys, row_splits, [], attrs, self.specs)
+
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments for an op that takes features."""
         return {

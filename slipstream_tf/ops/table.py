@@ -99,6 +99,7 @@ def lookup(
     packed: PackedFeatures,
     layout: LookupLayout,
     joins_step: bool = False,
+    accesses_per_key: int = 1,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Looks up a training batch, creates missing rows and counts accesses.
 
@@ -108,6 +109,8 @@ def lookup(
         layout: Layout of the lookup.
         joins_step: Whether the lookup belongs to the training step of earlier lookups, if the
             tables were not updated since. Then it does not count in the age of rows.
+        accesses_per_key: Number of accesses that each key counts as, for a batch that is a sample.
+            Must be 1 for tables with `admit_after`.
 
     Returns:
         (pooled, plan). pooled: float32 [batch, dim] per feature, or one tensor [batch, features,
@@ -119,8 +122,12 @@ def lookup(
             or weights have another length.
         tf.errors.ResourceExhaustedError: A bounded table cannot hold the keys of the batch.
     """
-    op = _loader.library().slipstream_lookup
-    result = op(handles=list(handles), joins_step=joins_step, **layout.arguments(packed))
+    result = _loader.library().slipstream_lookup(
+        handles=list(handles),
+        joins_step=joins_step,
+        accesses_per_key=accesses_per_key,
+        **layout.arguments(packed),
+    )
     return list(result.pooled), result.plan
 
 

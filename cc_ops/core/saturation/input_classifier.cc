@@ -22,20 +22,18 @@ void AppendLookups(const std::vector<FeatureView>& features, int64_t i, int num_
   }
 }
 
-// Computes the skip score of each example from the drifts in `index`.
+// Computes the skip scores of the examples `rows` from the drifts in `index`.
 void ScoreInputs(const DriftIndex& index, const ClassifierOptions& options,
-                 const std::vector<FeatureView>& features, int64_t batch, InputLookups* inputs,
-                 float* scores) {
-  if (index.size() == 0) {
-    std::fill(scores, scores + batch, DriftIndex::kUntracked);
-    return;
-  }
+                 const std::vector<FeatureView>& features, const std::vector<int64_t>& rows,
+                 InputLookups* inputs, std::vector<float>* scores) {
+  scores->assign(rows.size(), DriftIndex::kUntracked);
+  if (index.size() == 0) return;
   inputs->Clear();
-  for (int64_t i = 0; i < batch; ++i) {
+  for (const int64_t i : rows) {
     AppendLookups(features, i, options.num_tables, &inputs->lookups);
     inputs->EndInput();
   }
-  SkipScores(index, options.alpha, inputs, scores);
+  SkipScores(index, options.alpha, inputs, scores->data());
 }
 
 }  // namespace
@@ -98,10 +96,31 @@ bool InputClassifier::IsInStride(int64_t batch, int64_t stride) const {
   return number % n == CounterRandom(options_.seed ^ kStrideStream, number / n) % n;
 }
 
+void InputClassifier::ChooseExamples(int64_t batch, int64_t stride) {
+  // Blocks continue over batches, because all examples must have the same chance whatever the size
+  // of a batch.
+  constexpr uint64_t kExampleStream = 0xc2b2ae3d27d4eb4fULL;
+  const auto n = static_cast<uint64_t>(stride);
+  const uint64_t begin = inputs_observed_, blocks = static_cast<uint64_t>(batch) / n + 2;
+  chosen_.clear();
+  for (uint64_t block = begin / n; block < begin / n + blocks; ++block) {
+    const uint64_t in_block = n == 1 ? 0 : CounterRandom(options_.seed ^ kExampleStream, block) % n;
+    // Wraps around to a large number if the example is in an earlier batch.
+    const uint64_t i = block * n + in_block - begin;
+    if (i < static_cast<uint64_t>(batch)) chosen_.push_back(static_cast<int64_t>(i));
+  }
+}
+
 Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64_t batch,
-                                 bool observe, const Classified& result, int64_t window_batches) {
+                                 bool observe, const Classified& result, int64_t window_batches,
+                                 int64_t stride, std::vector<int64_t>* rows) {
   const Status status = Check(features);
   if (!status.ok()) return status;
+  if (stride < 1 || stride > kMaxStrideOfExamples) {
+    return InvalidArgument("stride is " + std::to_string(stride) +
+                           "; expected an integer from 1 to " +
+                           std::to_string(kMaxStrideOfExamples));
+  }
   const std::lock_guard<std::mutex> one_at_a_time(classifying_);
   std::unique_lock<std::mutex> lock(mutex_);
   const ClassifierSettings settings = settings_;
@@ -110,16 +129,24 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
         "mode predicted_loss requires labels, which SlipstreamClassifyInputs does not have. Use "
         "SlipstreamSubsampleInputs");
   }
-  const int64_t stride = observe ? StrideOf(batch, window_batches) : 1;
+  if (!observe) window_batches = 0, stride = 1;
+  const int64_t batch_stride = StrideOf(batch, window_batches);
+  chosen_.clear();
+  if (IsInStride(batch, batch_stride)) ChooseExamples(batch, stride);
+  const auto num_chosen = static_cast<int64_t>(chosen_.size());
+  for (int64_t i = 0; num_chosen < batch && i < batch; ++i) {
+    result.Write(i, DriftIndex::kUntracked, SkipDecision());
+  }
   ClassifierCounts counts;
-  if (IsInStride(batch, stride)) {
+  if (num_chosen > 0) {
     // Other calls may run during the lookups.
     lock.unlock();
-    ScoreInputs(index_, options_, features, batch, &scratch_, result.score);
+    ScoreInputs(index_, options_, features, chosen_, &scratch_, &scores_);
     lock.lock();
     constexpr float kNotPredicted = std::numeric_limits<float>::quiet_NaN();
-    for (int64_t i = 0; i < batch; ++i) {
-      const float score = result.score[i];
+    for (int64_t c = 0; c < num_chosen; ++c) {
+      const int64_t i = chosen_[static_cast<size_t>(c)];
+      const float score = scores_[static_cast<size_t>(c)];
       if (observe) {
         reservoir_.OfferListed(kNotPredicted, [&] { return LookupsOf(features, i); });
       }
@@ -131,16 +158,16 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
       counts.inputs_kept += decision.is_skippable && decision.is_kept;
       counts.hot_inputs += std::isfinite(score);
     }
-  } else {
-    for (int64_t i = 0; i < batch; ++i) result.Write(i, DriftIndex::kUntracked, SkipDecision());
   }
+  if (rows != nullptr) *rows = chosen_;
   if (observe) {
+    const int64_t represented = batch_stride * stride;
     inputs_observed_ += static_cast<uint64_t>(batch);
     counts_.inputs_seen += batch;
     counts_.inputs_skipped += counts.inputs_skipped;
-    counts_.hot_inputs += stride * counts.hot_inputs;
-    counts_.inputs_skippable += stride * counts.inputs_skippable;
-    counts_.inputs_kept += stride * counts.inputs_kept;
+    counts_.hot_inputs += represented * counts.hot_inputs;
+    counts_.inputs_skippable += represented * counts.inputs_skippable;
+    counts_.inputs_kept += represented * counts.inputs_kept;
   }
   return OkStatus();
 }

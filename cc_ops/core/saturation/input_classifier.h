@@ -89,11 +89,19 @@ class InputClassifier {
   //     observed and none can be dropped, only as many batches are classified as the sample needs,
   //     at least one in kMaxStride. They count for the others, whose examples are reported as not
   //     skippable.
+  //   stride: if it is above 1 and examples are observed, one random example of each `stride`
+  //     consecutive examples of training is classified, and counts for the others as above. The
+  //     choice depends on the seed and the numbers of the examples only. At most
+  //     kMaxStrideOfExamples.
+  //   rows: if not null, becomes the positions of the classified examples in the batch, ascending.
   //
-  // Returns InvalidArgument for a feature of an unknown table, and in mode kPredictedLoss.
+  // Returns InvalidArgument for a feature of an unknown table, a stride out of its range, and in
+  // mode kPredictedLoss.
   Status Classify(const std::vector<FeatureView>& features, int64_t batch, bool observe,
-                  const Classified& result, int64_t window_batches = 0);
+                  const Classified& result, int64_t window_batches = 0, int64_t stride = 1,
+                  std::vector<int64_t>* rows = nullptr);
   static constexpr int64_t kMaxStride = 16;  // See `window_batches`.
+  static constexpr int64_t kMaxStrideOfExamples = 1 << 20;
 
   // Predicts the losses of the examples with the pilot, decides by them, and trains the pilot on
   // the kept examples with their weights (in shadow mode, on the examples that would be kept).
@@ -151,11 +159,15 @@ class InputClassifier {
   std::pair<const Lookup*, int64_t> LookupsOf(const std::vector<FeatureView>& features, int64_t i);
   int64_t StrideOf(int64_t batch, int64_t window_batches) const;
   bool IsInStride(int64_t batch, int64_t stride) const;
+  // Writes the positions in the next batch of one random example in `stride` to chosen_.
+  void ChooseExamples(int64_t batch, int64_t stride);
 
   const ClassifierOptions options_;
-  // Serializes batches. Lock it before mutex_. Guards the next three members.
+  // Serializes batches. Lock it before mutex_. Guards the next five members.
   std::mutex classifying_;
   InputLookups scratch_;
+  std::vector<int64_t> chosen_;
+  std::vector<float> scores_;
   DriftIndex index_;
   Pilot pilot_;
   mutable std::mutex mutex_;  // Guards all members below.

@@ -276,6 +276,78 @@ TEST(Shadow, FewBatchesAreAllClassifiedAndCountsStayWithinSeen) {
   ASSERT_TRUE(ClassifyBy(&classifier, {Column({})}, 0, 1000, &result).ok());
 }
 
+// Classifies `batch` examples with key 1, and returns the positions of the classified examples.
+std::vector<int64_t> Sample(InputClassifier* classifier, int64_t batch, int64_t stride) {
+  const std::vector<int64_t> keys(batch, 1);
+  Result result = {std::vector<uint8_t>(batch), std::vector<float>(batch),
+                   std::vector<float>(batch)};
+  const Classified out = {reinterpret_cast<bool*>(result.skippable.data()), result.score.data(),
+                          result.weight.data()};
+  std::vector<int64_t> rows;
+  EXPECT_TRUE(classifier->Classify({Column(keys)}, batch, true, out, 0, stride, &rows).ok());
+  std::vector<float> expected(batch, kInf);
+  for (const int64_t row : rows) expected[row] = 0.1f;
+  EXPECT_EQ(result.score, expected);
+  EXPECT_EQ(result.skippable, std::vector<uint8_t>(batch, 0));
+  EXPECT_EQ(result.weight, std::vector<float>(batch, 1.f));
+  return rows;
+}
+
+TEST(Stride, ChoosesOneRandomExampleOfEachBlock) {
+  constexpr int64_t kStride = 8, kInputs = 80000;
+  InputClassifier classifier(TwoTables());
+  SetDrift(&classifier);
+  const std::vector<int64_t> rows = Sample(&classifier, kInputs, kStride);
+  ASSERT_EQ(rows.size(), kInputs / kStride);
+  std::vector<int> chosen(kStride);
+  for (size_t block = 0; block < rows.size(); ++block) {
+    ASSERT_EQ(rows[block] / kStride, block);
+    ++chosen[rows[block] % kStride];
+  }
+  // Binomial with a standard deviation of 33.
+  for (const int n : chosen) EXPECT_NEAR(n, kInputs / kStride / kStride, 165);
+  const ClassifierCounts counts = classifier.EndWindow();
+  EXPECT_EQ(counts.inputs_seen, kInputs);
+  EXPECT_EQ(counts.hot_inputs, kInputs);
+}
+
+TEST(Stride, ChoiceDependsOnSeedAndExampleNumbersOnly) {
+  ClassifierOptions options = TwoTables();
+  InputClassifier whole(options), parts(options), resumed(options);
+  options.seed = 1;
+  InputClassifier other(options);
+  for (InputClassifier* classifier : {&whole, &parts, &resumed, &other}) SetDrift(classifier);
+  const std::vector<int64_t> expected = Sample(&whole, 1000, 8);
+  EXPECT_NE(Sample(&other, 1000, 8), expected);
+  std::vector<int64_t> found;
+  int64_t begin = 0;
+  for (const int64_t batch : {100, 37, 0, 3, 860}) {
+    if (begin == 140) {
+      ASSERT_TRUE(resumed.ImportWindow(parts.ExportWindow()).ok());
+    }
+    for (const int64_t row : Sample(begin < 140 ? &parts : &resumed, batch, 8)) {
+      found.push_back(begin + row);
+    }
+    begin += batch;
+  }
+  EXPECT_EQ(found, expected);
+}
+
+TEST(Stride, OutOfRangeIsRejected) {
+  InputClassifier classifier(TwoTables());
+  const std::vector<int64_t> keys = {1};
+  bool skippable;
+  float score, weight;
+  const Classified out = {&skippable, &score, &weight};
+  for (const int64_t stride :
+       {std::numeric_limits<int64_t>::min(), int64_t{0}, InputClassifier::kMaxStrideOfExamples + 1,
+        std::numeric_limits<int64_t>::max()}) {
+    const Status status = classifier.Classify({Column(keys)}, 1, true, out, 0, stride);
+    EXPECT_NE(status.message().find("stride is " + std::to_string(stride)), std::string::npos);
+  }
+  EXPECT_EQ(classifier.EndWindow().inputs_seen, 0);
+}
+
 TEST(LossStatistics, AreSeparatedAndResetWhenTaken) {
   InputClassifier classifier(TwoTables());
   const std::vector<float> weights = {2.f, 1.f, 1.f};

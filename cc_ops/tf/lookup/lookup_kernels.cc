@@ -68,6 +68,7 @@ class LookupOp : public LookupOpBase {
  public:
   explicit LookupOp(tf::OpKernelConstruction* c) : LookupOpBase(c) {
     OP_REQUIRES_OK(c, c->GetAttr("joins_step", &joins_step_));
+    OP_REQUIRES_OK(c, c->GetAttr("accesses_per_key", &accesses_per_key_));
   }
   void Compute(tf::OpKernelContext* c) override {
     auto resources = std::make_shared<TableResources>();
@@ -78,13 +79,15 @@ class LookupOp : public LookupOpBase {
     PlanVariant plan;
     plan.workspace = pool_->Take();
     plan.resources = std::move(resources);
-    OP_REQUIRES_OK(c, ToAbsl(LookupForTraining(tables, features, combiners(), outputs,
-                                               ParallelOf(c), plan.workspace.get(), joins_step_)));
+    OP_REQUIRES_OK(c,
+                   ToAbsl(LookupForTraining(tables, features, combiners(), outputs, ParallelOf(c),
+                                            plan.workspace.get(), joins_step_, accesses_per_key_)));
     OP_REQUIRES_OK(c, OutputPlan(c, c->num_outputs() - 1, std::move(plan)));
   }
 
  private:
   bool joins_step_ = false;
+  int64_t accesses_per_key_ = 1;
   const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
 

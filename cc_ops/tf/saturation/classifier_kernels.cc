@@ -72,11 +72,12 @@ struct ClassifyAttributes {
     OP_REQUIRES_OK(context, inputs.Init(context, std::numeric_limits<int>::max()));
     OP_REQUIRES_OK(context, context->GetAttr("observe", &observe));
     OP_REQUIRES_OK(context, context->GetAttr("window_batches", &window_batches));
+    OP_REQUIRES_OK(context, context->GetAttr("stride", &stride));
   }
 
   FeatureInputs inputs;
   bool observe = true;
-  int64_t window_batches = 0;
+  int64_t window_batches = 0, stride = 1;
 };
 
 absl::Status Classify(OpKernelContext* context, ClassifierResource* resource,
@@ -86,8 +87,11 @@ absl::Status Classify(OpKernelContext* context, ClassifierResource* resource,
   TF_RETURN_IF_ERROR(attributes.inputs.Read(context, &features, &batch));
   Classified result;
   TF_RETURN_IF_ERROR(AllocateClassified(context, batch, &result));
-  return ToAbsl(resource->classifier.Classify(features, batch, attributes.observe, result,
-                                              attributes.window_batches));
+  std::vector<int64_t> rows;
+  TF_RETURN_IF_ERROR(
+      ToAbsl(resource->classifier.Classify(features, batch, attributes.observe, result,
+                                           attributes.window_batches, attributes.stride, &rows)));
+  return Output(context, 3, rows);
 }
 
 absl::Status SetDrift(OpKernelContext* context, ClassifierResource* resource) {

@@ -199,6 +199,53 @@ def test_classifier_in_custom_step_follows_engine():
         make_engine(make_embeddings()).observe(keys)
 
 
+def observed(slipstream: Slipstream, batch: int, is_graph: bool = False) -> list[int]:
+    """Observes a batch and returns the positions of the examples with a finite score."""
+    keys = tf.ones([batch, 2], tf.int64)
+    observe = tf.function(slipstream.observe) if is_graph else slipstream.observe
+    score = observe(keys).score.numpy()
+    return np.flatnonzero(np.isfinite(score)).tolist()
+
+
+def make_observer(**settings) -> Slipstream:
+    slipstream = Slipstream(make_embeddings(), window=Window(200, sample=100), **settings)
+    slipstream.tracker.classifier.set_drift([0, 1], [1, 1], [0.5, 0.5])
+    return slipstream
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_large_batches_are_sampled_when_observed(is_graph: bool):
+    slipstream = make_observer()
+    assert len(observed(slipstream, 4095, is_graph)) == 4095
+    rows = observed(slipstream, 3 * 4096, is_graph)
+    assert len(rows) in range(2047, 2050) and rows != list(range(rows[0], 3 * 4096, 6))
+    saved = slipstream.state()
+    following = observed(slipstream, 9000, is_graph)
+    assert len(following) in range(2249, 2252)
+    resumed = make_observer()
+    resumed.restore([saved])
+    resumed.tracker.classifier.set_drift([0, 1], [1, 1], [0.5, 0.5])
+    assert observed(resumed, 9000, is_graph) == following
+    report = resumed.end_window()
+    assert report.examples_seen == 4095 + 3 * 4096 + 9000
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch_size", "stride"),
+    [
+        ({}, None, 1),
+        ({}, 4095, 1),
+        ({}, 65536, 32),
+        ({"window": Window(1, sample=1 << 15)}, 65536, 2),
+        ({"window": Window(1, sample=1 << 20)}, 65536, 1),
+        ({"dry_run": slip.DryRun(estimates_cost=True)}, 65536, 1),
+    ],
+)
+def test_stride_of_observation_depends_on_needs(settings, batch_size, stride: int):
+    settings = {"window": Window(200), "policies": slip.MaskGradients(), **settings}
+    assert Slipstream(make_embeddings(), **settings)._stride(batch_size) == stride
+
+
 @pytest.mark.parametrize("form", ["matrix", "keys"])
 def test_keys_are_found_in_common_structures(form):
     slipstream = make_engine(make_embeddings())
