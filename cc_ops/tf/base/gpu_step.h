@@ -6,9 +6,15 @@
 // Define EIGEN_USE_GPU before including this or any TensorFlow header.
 #include <cuda_runtime_api.h>
 
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -20,11 +26,13 @@
 
 namespace slipstream {
 
-// Returns a CUDA error as an Internal error that names the op. what: the text for the message, for
-// example "could not be launched".
+// Returns a CUDA error as an Internal error that names the op. Clears the last error of the thread,
+// which a later op would report otherwise. what: the text for the message, for example "could not
+// be launched".
 inline absl::Status Checked(tensorflow::OpKernelContext* context, cudaError_t error,
                             const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
   return absl::InternalError(
       absl::StrCat(context->op_kernel().type_string(), " ", what, ": ", cudaGetErrorString(error)));
 }
@@ -34,9 +42,77 @@ inline cudaStream_t StreamOf(tensorflow::OpKernelContext* context) {
   return context->eigen_device<Eigen::GpuDevice>().stream();
 }
 
+// Copies memory from or to the device and waits, so that the caller may free or reuse host memory.
+// For kernels that do not run in every step.
+inline absl::Status CopyAndWait(tensorflow::OpKernelContext* context, void* to, const void* from,
+                                size_t bytes, cudaMemcpyKind kind, const char* what) {
+  if (bytes == 0) return absl::OkStatus();
+  const cudaStream_t stream = StreamOf(context);
+  TF_RETURN_IF_ERROR(Checked(context, cudaMemcpyAsync(to, from, bytes, kind, stream), what));
+  return Checked(context, cudaStreamSynchronize(stream), what);
+}
+
+// Calls functions after streams have finished their work. One thread waits for events in the order
+// of the calls. A callback on the stream would delay the next kernels until it returns.
+class EventThread {
+ public:
+  using Function = std::function<void(cudaError_t)>;
+
+  // The object is never deleted, because its thread uses it until the process ends.
+  static EventThread& Get() {
+    static EventThread& thread = *new EventThread;
+    return thread;
+  }
+
+  // Calls then(error) after all work that the stream has now. `error` is the error of the device.
+  // The function must be short, because later functions wait for it. If Then returns an error, it
+  // does not call the function.
+  cudaError_t Then(cudaStream_t stream, Function then) {
+    Waiting waiting = {nullptr, std::move(then)};
+    cudaError_t error =
+        cudaEventCreateWithFlags(&waiting.event, cudaEventDisableTiming | cudaEventBlockingSync);
+    if (error != cudaSuccess) return error;
+    error = cudaEventRecord(waiting.event, stream);
+    if (error != cudaSuccess) {
+      cudaEventDestroy(waiting.event);
+      return error;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(waiting));
+    is_filled_.notify_one();
+    return cudaSuccess;
+  }
+
+ private:
+  struct Waiting {
+    cudaEvent_t event;
+    Function then;
+  };
+
+  EventThread() : thread_([this] { Work(); }) { thread_.detach(); }
+
+  void Work() {
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      is_filled_.wait(lock, [this] { return !queue_.empty(); });
+      const Waiting waiting = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      const cudaError_t error = cudaEventSynchronize(waiting.event);
+      cudaEventDestroy(waiting.event);
+      waiting.then(error);
+    }
+  }
+
+  std::mutex mutex_;  // Guards queue_.
+  std::condition_variable is_filled_;
+  std::deque<Waiting> queue_;
+  std::thread thread_;  // The last member, because it uses the others.
+};
+
 // Base of kernels whose number of output rows is computed on the GPU. The kernel does not block a
 // thread to wait for that number: it enqueues all work and a copy of the counts to pinned memory.
-// Then a callback of the stream lets another thread slice the outputs, without a further launch.
+// After the copy another thread slices the outputs, without a further launch.
 //
 // A derived class implements Enqueue, which creates an object of a class derived from Launch.
 class CountedGpuKernel : public tensorflow::AsyncOpKernel {
@@ -81,10 +157,13 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
     launch->context_ = context;
     launch->done_ = std::move(done);
     Launch* const released = launch.release();
-    // In contrast to a callback of cudaLaunchHostFunc, this callback also runs after an error of
-    // the device, so that the step fails instead of waiting forever.
+    // Finish runs in a thread of TensorFlow, because `done` may run other kernels.
     const cudaError_t error =
-        cudaStreamAddCallback(StreamOf(context), OnStreamReached, released, 0);
+        EventThread::Get().Then(StreamOf(context), [released](cudaError_t found) {
+          released->error_ = found;
+          released->context_->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+              [released] { Finish(released); });
+        });
     if (error != cudaSuccess) {
       released->error_ = error;
       Finish(released);
@@ -124,14 +203,6 @@ class CountedGpuKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // Runs in a thread of the driver, which must neither call CUDA nor work for long.
-  static void CUDART_CB OnStreamReached(cudaStream_t /*stream*/, cudaError_t error, void* data) {
-    auto* launch = static_cast<Launch*>(data);
-    launch->error_ = error;
-    launch->context_->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-        [launch] { Finish(launch); });
-  }
-
   static void Finish(Launch* released) {
     std::unique_ptr<Launch> launch(released);
     tensorflow::OpKernelContext* context = launch->context_;

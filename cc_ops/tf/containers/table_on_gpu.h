@@ -14,13 +14,8 @@ struct OnGpu {
     tensorflow::Tensor* const copy = &content->on_device;
     TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8,
                                               tensorflow::TensorShape({view.bytes()}), copy));
-    if (view.bytes() == 0) return absl::OkStatus();
-    // The source is pageable memory, so the call returns after the entries are read. It runs once
-    // per window.
-    return Checked(context,
-                   cudaMemcpyAsync(copy->data(), view.entries, static_cast<size_t>(view.bytes()),
-                                   cudaMemcpyHostToDevice, StreamOf(context)),
-                   "could not copy its keys to the GPU");
+    return CopyAndWait(context, copy->data(), view.entries, static_cast<size_t>(view.bytes()),
+                       cudaMemcpyHostToDevice, "could not copy its keys to the GPU");
   }
 };
 

@@ -19,11 +19,8 @@ using tensorflow::Tensor;
 struct GpuDevice {
   static absl::Status Fill(OpKernelContext* context, int64_t value, Tensor* values) {
     const std::vector<int64_t> on_host(static_cast<size_t>(values->NumElements()), value);
-    // The source is pageable memory, so the call returns after it is read. It runs once per sketch.
-    return Checked(context,
-                   cudaMemcpyAsync(values->data(), on_host.data(), values->TotalBytes(),
-                                   cudaMemcpyHostToDevice, StreamOf(context)),
-                   "could not fill its memory");
+    return CopyAndWait(context, values->data(), on_host.data(), values->TotalBytes(),
+                       cudaMemcpyHostToDevice, "could not fill its memory");
   }
   static absl::Status Copy(OpKernelContext* context, const Tensor& from, Tensor* to) {
     return Checked(context,

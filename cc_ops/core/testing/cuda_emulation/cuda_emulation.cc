@@ -354,7 +354,6 @@ std::mutex& mutex = *new std::mutex;
 std::condition_variable& changed = *new std::condition_variable;
 std::vector<cudaStream_t>& streams = *new std::vector<cudaStream_t>;
 thread_local cudaError_t last_error = cudaSuccess;
-thread_local bool is_in_stream = false;
 
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t kGuard = 0;
@@ -374,7 +373,6 @@ struct CUstream_st {
   std::thread worker;
 
   void Work() {
-    slipstream::emulation::is_in_stream = true;
     std::unique_lock<std::mutex> lock(slipstream::emulation::mutex);
     for (;;) {
       slipstream::emulation::changed.wait(lock, [&] { return ends || !queue.empty(); });
@@ -400,7 +398,6 @@ namespace {
 
 // Waits for one stream, or for all.
 void WaitFor(cudaStream_t stream) {
-  if (is_in_stream) Fail("a callback of a stream waits for streams");
   std::unique_lock<std::mutex> lock(mutex);
   changed.wait(lock, [&] {
     if (stream != nullptr) return stream->queue.empty();
@@ -586,15 +583,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   WaitFor(stream);
   return cudaSuccess;
 }
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
-                                  unsigned) {
-  Enqueue(stream, [=] { callback(stream, cudaSuccess, data); });
-  return cudaSuccess;
-}
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = new CUevent_st;
   return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return cudaEventCreate(event);
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   cudaEventSynchronize(event);

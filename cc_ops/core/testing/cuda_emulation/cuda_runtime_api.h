@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <functional>
 
-#define CUDART_CB
-
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
@@ -23,13 +21,13 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice,
   cudaMemcpyDefault,
 };
+enum { cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum cudaDeviceAttr { cudaDevAttrClockRate = 13, cudaDevAttrL2CacheSize = 38 };
 
 struct CUstream_st;
 struct CUevent_st;
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
-using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
 
 struct cudaDeviceProp {
   char name[256];
@@ -61,10 +59,9 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
-                                  unsigned flags);
 
 cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventQuery(cudaEvent_t event);
