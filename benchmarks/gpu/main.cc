@@ -3,14 +3,16 @@
 //   gpu_launchers RUNS quick|full
 //
 // Prints one JSON object per line to standard output: the device, then every case. A failed case
-// prints its error, and the next case runs. The exit code is 3 without a GPU and 1 if a
-// case failed.
+// prints its error, and the next case runs. Each topic runs in a new process, because a crash or
+// an error of the device also stops the following cases of its process. The exit code is 3 without
+// a GPU and 1 if a case failed.
 #include <cuda_runtime_api.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "benchmarks/gpu/bench.h"
@@ -21,6 +23,12 @@ namespace slipstream {
 namespace {
 
 constexpr int kNoGpu = 3, kFailure = 1;
+constexpr unsigned kMaxSeconds = 100;  // Per topic.
+
+struct Topic {
+  const char* name;
+  void (*measure)(Bench*);
+};
 
 // Formats a CUDA version number, for example 12080 as "12.8".
 std::string VersionText(int version) {
@@ -47,26 +55,51 @@ void PrintDevice(Bench* bench) {
       .Print();
 }
 
-int Main(int runs, bool is_quick) {
+// Returns the exit code.
+int Measure(const Topic& topic, int runs, bool is_quick) {
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess || devices == 0) {
     std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
     return kNoGpu;
   }
-  const std::vector<std::pair<const char*, void (*)(Bench*)>> cases = {
-      {"device", PrintDevice},
-      {"drift", MeasureDrift},
-      {"compaction", MeasureCompaction},
-      {"classification", MeasureClassification},
-      {"deferred gradients", MeasureDeferredGradients},
-      {"access sketch", MeasureAccessSketch},
-  };
   Bench bench(runs, is_quick);
-  for (const auto& [name, measure] : cases) {
-    bench.Guard(name, [&, measure = measure] { measure(&bench); });
-  }
+  bench.Guard(topic.name, [&] { topic.measure(&bench); });
   return bench.has_failed() ? kFailure : 0;
+}
+
+// Measures a topic in a new process. This process must not use CUDA, which does not work after a
+// fork. Returns the exit code.
+int MeasureApart(const Topic& topic, int runs, bool is_quick) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(kMaxSeconds);
+    const int code = Measure(topic, runs, is_quick);
+    std::fflush(nullptr);
+    _exit(code);
+  }
+  int status = 0;
+  const bool has_ended = child > 0 && waitpid(child, &status, 0) == child;
+  if (has_ended && WIFEXITED(status)) return WEXITSTATUS(status);
+  std::string problem = "its process could not run";
+  if (has_ended) problem = "its process was ended by signal " + std::to_string(WTERMSIG(status));
+  Record("failure").Add("name", topic.name).Add("error", problem).Print();
+  return kFailure;
+}
+
+int Main(int runs, bool is_quick) {
+  int exit_code = 0;
+  for (const Topic& topic : std::vector<Topic>{{"device", PrintDevice},
+                                               {"drift", MeasureDrift},
+                                               {"compaction", MeasureCompaction},
+                                               {"classification", MeasureClassification},
+                                               {"deferred gradients", MeasureDeferredGradients},
+                                               {"access sketch", MeasureAccessSketch}}) {
+    const int code = MeasureApart(topic, runs, is_quick);
+    if (code == kNoGpu) return code;
+    if (code != 0) exit_code = kFailure;
+  }
+  return exit_code;
 }
 
 }  // namespace
