@@ -38,8 +38,7 @@ __global__ void ClaimKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
   }
 }
 
-// Only the winner of a counter finds its own claim there, and clears it, so that no other thread
-// wins.
+// Only the winner of a counter finds its own claim there, and clears it.
 __global__ void SettleKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
                              const bool* __restrict__ counts, int64_t n) {
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
@@ -48,9 +47,8 @@ __global__ void SettleKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
     const uint64_t claim = HotKeySketch::ClaimOf(estimate, i);
     for (int row = 0; row < AccessSketch::kRows; ++row) {
       const int64_t counter = hot.sketch.Counter(row, keys[i]) - hot.sketch.counters;
-      if (hot.challenges[counter] != claim) continue;
+      if (atomicCAS(Unsigned(hot.challenges + counter), claim, 0) != claim) continue;
       if (hot.TakesOver(hot.owners[counter], estimate)) hot.owners[counter] = keys[i];
-      hot.challenges[counter] = 0;
     }
   }
 }
