@@ -243,6 +243,7 @@ FUZZER_SRCS = [
 
 # CUDA launchers, compiled by nvcc. Their interfaces only use raw pointers and a stream.
 GPU_HDRS = [
+    "core/gpu/block_counts.cu.h",
     "core/gpu/launch.cu.h",
     "core/gpu/row_lanes.cu.h",
     "core/gpu/scan_and_sort.cu.h",

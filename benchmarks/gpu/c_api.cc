@@ -68,16 +68,21 @@ SLIPSTREAM_C_API int slipstream_compact_rows(cudaStream_t stream, const int64_t*
                            kept_rows, reinterpret_cast<CompactionCounts*>(counts));
 }
 
-// Returns the size of the workspace in bytes, or -1 after an error.
-SLIPSTREAM_C_API int64_t slipstream_deferral_workspace(int64_t n, int64_t capacity) {
+// Return the size of the workspace in bytes, or -1 after an error.
+SLIPSTREAM_C_API int64_t slipstream_add_deferred_workspace(int64_t n) {
   size_t bytes = 0;
-  const cudaError_t error = DeferralWorkspaceBytes(n, capacity, &bytes);
+  const cudaError_t error = AddDeferredWorkspaceBytes(n, &bytes);
+  return error == cudaSuccess ? static_cast<int64_t>(bytes) : -1;
+}
+SLIPSTREAM_C_API int64_t slipstream_take_due_workspace(int64_t n, int64_t max_due) {
+  size_t bytes = 0;
+  const cudaError_t error = TakeDueWorkspaceBytes(n, max_due, &bytes);
   return error == cudaSuccess ? static_cast<int64_t>(bytes) : -1;
 }
 
-// Returns the number of int64 values in a StepCounts.
+// Returns the number of int64 values in a DeviceStepCounts.
 SLIPSTREAM_C_API int64_t slipstream_deferral_counts() {
-  return sizeof(StepCounts) / sizeof(int64_t);
+  return sizeof(DeviceStepCounts) / sizeof(int64_t);
 }
 
 SLIPSTREAM_C_API int slipstream_add_deferred(cudaStream_t stream,
@@ -92,13 +97,14 @@ SLIPSTREAM_C_API int slipstream_add_deferred(cudaStream_t stream,
 SLIPSTREAM_C_API int slipstream_take_due(cudaStream_t stream, const DeferredBuffers* host_buffers,
                                          int64_t step, int64_t max_age, const int64_t* keys,
                                          int64_t n, const int64_t* indices, const float* sums,
-                                         const bool* may_wait, void* workspace, int64_t bytes,
-                                         int64_t* due_keys, float* due_sums, int64_t* counts) {
+                                         const bool* may_wait, int64_t max_due, void* workspace,
+                                         int64_t bytes, int64_t* due_keys, float* due_sums,
+                                         int64_t* counts) {
   const DeferralRule rule = {step, max_age, host_buffers->capacity, true, false, true};
   return LaunchTakeDue(stream, *host_buffers, rule,
-                       {keys, n, indices, sums, may_wait, KeySetView()},
+                       {keys, n, indices, sums, may_wait, KeySetView()}, max_due,
                        {workspace, static_cast<size_t>(bytes)}, due_keys, due_sums,
-                       reinterpret_cast<StepCounts*>(counts));
+                       reinterpret_cast<DeviceStepCounts*>(counts));
 }
 
 }  // namespace slipstream

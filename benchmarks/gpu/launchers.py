@@ -48,8 +48,9 @@ class Launchers:
     def __init__(self, library: Path, xp: Any):
         self.xp = xp
         self._library = ctypes.CDLL(str(library))
-        for name in ("compaction_workspace", "deferral_workspace", "deferral_counts"):
-            self._function(name).restype = _I64
+        for name in ("compaction", "add_deferred", "take_due"):
+            self._function(f"{name}_workspace").restype = _I64
+        self._function("deferral_counts").restype = _I64
         self._function("new_key_set").restype = _POINTER
 
     def key_set(self, keys: np.ndarray) -> KeySet:
@@ -154,7 +155,7 @@ class DeferralBuffers:
             The buffer index of each key [n], and the sums [n, dim].
         """
         launchers, n = self._launchers, len(keys)
-        space, size = launchers._workspace("deferral", _I64(n), _I64(self._capacity))
+        space, size = launchers._workspace("add_deferred", _I64(n))
         indices = launchers._empty((n,), np.int64)
         sums = launchers._empty((n, self._dim))
         launchers.call("add_deferred", ctypes.byref(self._view), keys, gradients, _I64(n), space,
@@ -162,22 +163,36 @@ class DeferralBuffers:
         return indices, sums
 
     def take_due(
-        self, keys: Any, indices: Any, sums: Any, may_wait: Any, max_age: int
+        self,
+        keys: Any,
+        indices: Any,
+        sums: Any,
+        may_wait: Any,
+        max_age: int,
+        max_due: int | None = None,
     ) -> tuple[Any, Any, Any]:
         """Removes the due rows. The other rows stay deferred.
 
+        Args:
+            keys: Keys of the step [n].
+            indices: Buffer indices [n] from `add`.
+            sums: Sums [n, dim] from `add`.
+            may_wait: Whether each sum may wait [n].
+            max_age: Age in steps at which a row is due.
+            max_due: Maximum number of due rows, at least n. Default: n plus the capacity.
+
         Returns:
-            Keys [n + capacity], sums [n + capacity, dim] and counts. The first `counts[1]` rows
-            are valid.
+            Keys [max_due], sums [max_due, dim] and counts. The first `counts[1]` rows are valid.
         """
         launchers, n = self._launchers, len(keys)
-        space, size = launchers._workspace("deferral", _I64(n), _I64(self._capacity))
-        maximum = n + self._capacity
-        due = launchers._empty((maximum,), np.int64)
-        due_sums = launchers._empty((maximum, self._dim))
+        if max_due is None:
+            max_due = n + self._capacity
+        space, size = launchers._workspace("take_due", _I64(n), _I64(max_due))
+        due = launchers._empty((max_due,), np.int64)
+        due_sums = launchers._empty((max_due, self._dim))
         counts = launchers._counts(launchers._function("deferral_counts")())
         self._step += 1
         launchers.call("take_due", ctypes.byref(self._view), _I64(self._step), _I64(max_age), keys,
-                       _I64(n), indices, sums, may_wait, space, size, due, due_sums,
-                       counts)  # fmt: skip
+                       _I64(n), indices, sums, may_wait, _I64(max_due), space, size, due,
+                       due_sums, counts)  # fmt: skip
         return due, due_sums, counts

@@ -178,7 +178,7 @@ def compare_deferral(
 
     def step() -> Any:
         indices, sums = buffers.add(keys, rows)
-        return buffers.take_due(keys, indices, sums, waits, 1 << 40)
+        return buffers.take_due(keys, indices, sums, waits, max_age=1 << 40, max_due=n)
 
     _, _, counts = step()
     assert int(counts[1]) == 0, "No row is due."

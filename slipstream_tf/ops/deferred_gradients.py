@@ -87,8 +87,9 @@ class DeferredGradients:
 
     A `tf.function` reads the policy at run time, so that a new policy needs no retracing. The C++
     resource is released with the last object or `tf.function` that uses it. The ops have no
-    gradient. On a GPU, a step does not synchronize with the device. It needs memory for as many
-    rows as there are gradients, in addition to the deferred gradients.
+    gradient. On a GPU, a step does not synchronize with the device. In addition to the deferred
+    gradients, it needs memory for the gradients of the step and the sums that may be due, which
+    does not depend on the capacity.
 
     Attributes:
         handle: Scalar resource handle, for the ops.
@@ -187,8 +188,8 @@ class DeferredGradients:
             gradients: float32 [n, dim].
 
         Raises:
-            tf.errors.InvalidArgumentError: The shapes do not fit, or a key occurs twice (checked on
-                CPU only).
+            tf.errors.InvalidArgumentError: The shapes do not fit, or a key occurs twice. On a GPU,
+                `take_due` raises the error for repeated keys.
         """
         op = _loader.library().slipstream_add_deferred
         return AddedSums(*op(handle=self.handle, keys=keys, gradients=gradients))
@@ -208,8 +209,8 @@ class DeferredGradients:
             may_wait: bool [n], the sums that may wait if the trigger of the policy is "movement".
 
         Raises:
-            tf.errors.InvalidArgumentError: The shapes do not fit, or the indices do not belong to
-                the keys (checked on CPU only).
+            tf.errors.InvalidArgumentError: The shapes do not fit, the indices do not belong to the
+                keys, or (on a GPU) a key occurs twice. No sum changes then.
         """
         due = DueSums(
             *_loader.library().slipstream_take_due(

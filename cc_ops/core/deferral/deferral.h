@@ -28,6 +28,10 @@ struct DeferralRule {
   SLIPSTREAM_HOST_DEVICE bool MayDefer() const { return defers && !flushes; }
   // Returns whether a gradient that was first deferred in step `since` has the maximum age.
   SLIPSTREAM_HOST_DEVICE bool IsExpired(int64_t since) const { return step - since >= max_age; }
+  // Returns whether it has the maximum age in the next step.
+  SLIPSTREAM_HOST_DEVICE bool ExpiresNext(int64_t since) const {
+    return step + 1 - since >= max_age;
+  }
   // Returns whether another gradient may be deferred. deferred: number of gradients deferred now.
   SLIPSTREAM_HOST_DEVICE bool HasBudget(int64_t deferred) const { return deferred < max_rows; }
 };

@@ -84,8 +84,11 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
   for (int64_t p = 0; p < capacity; ++p) {
     if (buffers.keys[p] == DeferredBuffers::kFree || plan->is_freed[p]) continue;
     const Decision decision = DecideWithoutGradient(rule, buffers.since[p]);
-    counts.num_deferred += !IsDue(decision);
-    if (!IsDue(decision)) continue;
+    if (!IsDue(decision)) {
+      ++counts.num_deferred;
+      counts.next_due += rule.ExpiresNext(buffers.since[p]);
+      continue;
+    }
     Count(decision, /*has_gradient=*/false, &counts);
     plan->is_freed[p] = 1;
     due.emplace_back(buffers.keys[p], n + p);
@@ -97,6 +100,7 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
       while (buffers.keys[free] != DeferredBuffers::kFree && !plan->is_freed[free]) ++free;
       plan->targets[i] = free++;
       ++counts.num_deferred;
+      counts.next_due += rule.ExpiresNext(rule.step);
     } else {
       plan->decisions[i] = Decision::kOverBudget;
       due.emplace_back(rows.keys[i], i);
@@ -129,6 +133,30 @@ void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const 
     }
     std::copy_n(rows.sums + i * buffers.dim, buffers.dim, buffers.sums + target * buffers.dim);
   }
+}
+
+void DueBound::Reset(int64_t num_deferred) {
+  num_deferred_ = num_deferred;
+  max_age_ = 0;
+}
+
+int64_t DueBound::MaxDue(const DeferralRule& rule, int64_t n, int64_t capacity) const {
+  const bool is_known = steps_in_flight_ == 0 && rule.max_age == max_age_ && !rule.flushes;
+  return n + (is_known ? next_due_ : std::min(num_deferred_ + rows_in_flight_, capacity));
+}
+
+void DueBound::Launch(int64_t n) {
+  ++steps_in_flight_;
+  rows_in_flight_ += n;
+}
+
+void DueBound::Finish(const DeferralRule& rule, int64_t n, const StepCounts* counts) {
+  --steps_in_flight_;
+  rows_in_flight_ -= n;
+  max_age_ = counts == nullptr ? 0 : rule.max_age;
+  if (counts == nullptr) return;
+  num_deferred_ = counts->num_deferred;
+  next_due_ = counts->next_due;
 }
 
 DeferredContents ExportDeferred(const DeferredBuffers& buffers, int64_t step) {

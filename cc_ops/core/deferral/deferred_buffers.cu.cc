@@ -4,267 +4,366 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "cc_ops/core/base/hash.h"
+#include "cc_ops/core/gpu/block_counts.cu.h"
 #include "cc_ops/core/gpu/launch.cu.h"
+#include "cc_ops/core/gpu/row_lanes.cu.h"
 #include "cc_ops/core/gpu/scan_and_sort.cu.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int32_t kNowhere = -1;
+// Indices of rows without an entry.
+constexpr int64_t kNotDeferred = -1, kRepeated = -2;
 constexpr int64_t kLastKey = std::numeric_limits<int64_t>::max();
 
-// Hash index of entries by key, with linear probing. The keys are read from the buffers.
-struct KeyIndex {
-  int32_t* buckets = nullptr;  // [num_buckets]; kNowhere if free.
-  // A power of two, larger than the number of entries, so that probes end.
-  int64_t num_buckets = 0;
+// The buffers are divided into tiles of consecutive entries. A block reads a whole tile at a time,
+// and the number of tiles is limited, so that their counts need no memory for the capacity.
+constexpr int64_t kMaxTiles = 1024;
 
-  __device__ uint64_t mask() const { return static_cast<uint64_t>(num_buckets) - 1; }
-
-  // The order of threads decides which bucket an entry gets, but not whether it is found.
-  __device__ void Insert(int64_t key, int32_t index) const {
-    uint64_t i = HashKey(key) & mask();
-    while (atomicCAS(&buckets[i], kNowhere, index) != kNowhere) i = (i + 1) & mask();
+struct Tiles {
+  explicit Tiles(int64_t capacity) : capacity(capacity) {
+    const int64_t size = (capacity + kMaxTiles - 1) / kMaxTiles;
+    rounds = (size + kThreadsPerBlock - 1) / kThreadsPerBlock;
+    number =
+        rounds == 0 ? 0 : (capacity + rounds * kThreadsPerBlock - 1) / (rounds * kThreadsPerBlock);
   }
 
-  __device__ int32_t Find(const int64_t* deferred_keys, int64_t key) const {
-    for (uint64_t i = HashKey(key) & mask();; i = (i + 1) & mask()) {
-      const int32_t index = buckets[i];
-      if (index == kNowhere || deferred_keys[index] == key) return index;
+  // Returns the entry of this thread in a round of a tile; not less than `capacity` if there is
+  // none.
+  __device__ int64_t Entry(int64_t tile, int64_t round) const {
+    return (tile * rounds + round) * kThreadsPerBlock + threadIdx.x;
+  }
+
+  // Returns the number of entries of a tile.
+  __device__ int64_t Size(int64_t tile) const {
+    return min(rounds * kThreadsPerBlock, capacity - tile * rounds * kThreadsPerBlock);
+  }
+
+  int64_t capacity;
+  int64_t rounds;  // Per tile, with one entry per thread.
+  int64_t number;
+};
+
+// Hash index of the rows of a step by key, with linear probing.
+struct RowIndex {
+  const int64_t* keys = nullptr;  // [n]
+  int32_t* buckets = nullptr;     // [mask + 1]; kNowhere if free.
+  uint64_t mask = 0;              // A power of two minus 1; at least half of the buckets stay free.
+  uint64_t seed = 0;              // See KeyedHash.
+
+  // Returns false if another row has the key. One row of each key is inserted.
+  __device__ bool Insert(int32_t row) const {
+    for (uint64_t i = KeyedHash(keys[row], seed) & mask;; i = (i + 1) & mask) {
+      const int32_t other = atomicCAS(&buckets[i], kNowhere, row);
+      if (other == kNowhere) return true;
+      if (keys[other] == keys[row]) return false;
+    }
+  }
+
+  // Returns the row of a key, or kNowhere.
+  __device__ int32_t Find(int64_t key) const {
+    for (uint64_t i = KeyedHash(key, seed) & mask;; i = (i + 1) & mask) {
+      const int32_t row = buckets[i];
+      if (row == kNowhere || keys[row] == key) return row;
     }
   }
 };
 
-// Workspace for n rows and `capacity` entries. Entry p has the number n + p here.
+// Numbers of rows and entries that a step has found so far. They start at 0.
+struct Found {
+  int64_t num_kept;  // Gradients that stay deferred.
+  int64_t num_old;   // Entries that are due without a gradient, including those over the limit.
+  int64_t num_rows;  // Rows that leave.
+};
+
+// Workspace of LaunchTakeDue. A source is a row, or n + an entry.
 struct Workspace {
   // Assigns the parts from `base`, which may be null to compute only the total size.
-  cudaError_t Layout(void* base, int64_t n, int64_t capacity) {
-    const int64_t entries = n + capacity;
-    if (entries > kMaxDeferredRows) return cudaErrorInvalidValue;
+  cudaError_t Layout(void* base, int64_t n, int64_t most) {
+    if (n < 0 || most < n || most > kMaxDeferredRows) return cudaErrorInvalidValue;
     size_t sort_bytes = 0;
-    cudaError_t error = ScanBytes(entries + 1, &scratch_bytes);
+    cudaError_t error = ScanBytes(n + 1, &scratch_bytes);
     if (error != cudaSuccess) return error;
-    error = SortBytes<int64_t>(entries, &sort_bytes);
+    error = SortBytes<int64_t>(most, &sort_bytes);
     if (error != cudaSuccess) return error;
     scratch_bytes = std::max(scratch_bytes, sort_bytes);
+    max_due = most;
     WorkspaceParts parts(base);
-    index.num_buckets = 16;
-    while (index.num_buckets < 2 * capacity) index.num_buckets *= 2;
-    index.buckets = parts.Take<int32_t>(index.num_buckets);
-    is_unsound = parts.Take<uint8_t>(n);
+    found = parts.Take<Found>(1);
     decisions = parts.Take<Decision>(n);
-    begins = parts.Take<int32_t>(n);
-    targets = parts.Take<int32_t>(n);
-    free = parts.Take<int32_t>(capacity + 1);
-    free_indices = parts.Take<int32_t>(capacity);
-    leaves = parts.Take<int32_t>(entries + 1);
-    keys = parts.Take<int64_t>(entries);
-    sorted_keys = parts.Take<int64_t>(entries);
-    sources = parts.Take<int32_t>(entries);
-    sorted_sources = parts.Take<int32_t>(entries);
+    begins = parts.Take<int32_t>(n + 1);
+    free_of_tile = parts.Take<int32_t>(kMaxTiles);
+    free_entries = parts.Take<int32_t>(n);
+    keys = parts.Take<int64_t>(max_due);
+    sorted_keys = parts.Take<int64_t>(max_due);
+    sources = parts.Take<int32_t>(max_due);
+    sorted_sources = parts.Take<int32_t>(max_due);
     scratch = parts.Take<char>(static_cast<int64_t>(scratch_bytes));
     bytes = parts.bytes();
     return cudaSuccess;
   }
 
-  // Assigns the parts in the caller's memory.
-  cudaError_t LayoutIn(const DeviceWorkspace& memory, int64_t n, int64_t capacity) {
-    const cudaError_t error = Layout(memory.data, n, capacity);
-    if (error != cudaSuccess) return error;
-    return memory.data == nullptr || bytes > memory.bytes ? cudaErrorInvalidValue : cudaSuccess;
+  // Returns the number of entries that leave without a gradient in a step of n rows.
+  __device__ int64_t NumOld(int64_t n) const { return min(found->num_old, max_due - n); }
+
+  // Returns the number of rows that begin to be deferred in a step of n rows: the first ones that
+  // find room.
+  __device__ int64_t NumBegun(const DeferralRule& rule, int64_t capacity, int64_t n) const {
+    const int64_t room = min(capacity, rule.max_rows) - found->num_kept;
+    return max(min(static_cast<int64_t>(begins[n]), room), int64_t{0});
   }
 
-  KeyIndex index;
-  uint8_t* is_unsound = nullptr;  // [n]
+  int64_t max_due = 0;
+  Found* found = nullptr;         // [1]
   Decision* decisions = nullptr;  // [n]
-  // Flags 1 or 0, replaced by the number of 1s before each. A trailing element receives the total.
-  int32_t* begins = nullptr;   // [n]; whether a row would begin to be deferred.
-  int32_t* free = nullptr;     // [capacity + 1]; whether an entry is free after due sums have left.
-  int32_t* leaves = nullptr;   // [n + capacity + 1]; whether a row or entry leaves.
-  int32_t* targets = nullptr;  // [n]; the entry at which a row's sum stays, or kNowhere.
-  int32_t* free_indices = nullptr;  // [capacity], ascending.
-  int64_t* keys = nullptr;          // [n + capacity]; keys of the rows and entries that leave.
+  // Whether a row would begin to be deferred, as 1 or 0; later the number of these rows before it.
+  // The last element becomes their total.
+  int32_t* begins = nullptr;        // [n + 1]
+  int32_t* free_of_tile = nullptr;  // [kMaxTiles]; number of free entries after due sums have left.
+  int32_t* free_entries = nullptr;  // [n]; the first free entries, ascending.
+  // Keys and sources of the rows and entries that leave, followed by kLastKey and kNowhere. The
+  // sort is stable, therefore these also sort after a row with that key.
+  int64_t* keys = nullptr;  // [max_due]
   int64_t* sorted_keys = nullptr;
-  int32_t* sources = nullptr;  // [n + capacity]; numbers of these rows and entries.
+  int32_t* sources = nullptr;
   int32_t* sorted_sources = nullptr;
   void* scratch = nullptr;
   size_t scratch_bytes = 0;
   size_t bytes = 0;
 };
 
-// Returns a flag after the scan.
-__device__ bool IsSet(const int32_t* ranks, int64_t i) { return ranks[i + 1] != ranks[i]; }
-
-__device__ void AddTo(int64_t* counter, int64_t number = 1) {
-  if (counter == nullptr) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(counter),
-            static_cast<unsigned long long>(number));
+__global__ void IndexRowsKernel(RowIndex index, int64_t n, int64_t* __restrict__ indices) {
+  for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
+    indices[i] = index.Insert(static_cast<int32_t>(i)) ? kNotDeferred : kRepeated;
+  }
 }
 
-__global__ void IndexKernel(DeferredBuffers buffers, KeyIndex index) {
+__global__ void FindEntriesKernel(DeferredBuffers buffers, RowIndex index,
+                                  int64_t* __restrict__ indices) {
   for (int64_t p = ThreadOfGrid(); p < buffers.capacity; p += ThreadsOfGrid()) {
-    if (buffers.keys[p] != DeferredBuffers::kFree) {
-      index.Insert(buffers.keys[p], static_cast<int32_t>(p));
-    }
+    const int64_t key = buffers.keys[p];
+    if (key == DeferredBuffers::kFree) continue;
+    const int32_t row = index.Find(key);
+    if (row != kNowhere) indices[row] = p;
   }
 }
 
-// One warp per row, here and below.
-__global__ void AddKernel(DeferredBuffers buffers, KeyIndex index, const int64_t* __restrict__ keys,
+template <class Lanes>
+__global__ void AddKernel(Lanes lanes, DeferredBuffers buffers, const int64_t* __restrict__ indices,
                           const float* __restrict__ gradients, int64_t n,
-                          int64_t* __restrict__ indices, float* __restrict__ sums) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t step = ThreadsOfGrid() / kWarpSize;
-  for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
-    // All lanes read the same addresses, which is one read.
-    const int64_t p = index.Find(buffers.keys, keys[i]);
-    if (lane == 0) indices[i] = p;
-    for (int64_t j = lane; j < buffers.dim; j += kWarpSize) {
-      const float before = p < 0 ? 0.0f : buffers.sums[p * buffers.dim + j];
-      sums[i * buffers.dim + j] = gradients[i * buffers.dim + j] + before;
+                          float* __restrict__ sums) {
+  for (int64_t i = lanes.first_row(); i < n; i += lanes.rows_of_grid()) {
+    const int64_t p = indices[i];
+    const auto* const gradient = lanes.Row(gradients, i);
+    const auto* const before = lanes.Row(buffers.sums, p < 0 ? 0 : p);
+    auto* const sum = lanes.Row(sums, i);
+    for (int64_t j = lanes.lane(); j < lanes.width; j += lanes.num_lanes()) {
+      sum[j] = Plus(gradient[j], p < 0 ? typename Lanes::Value{} : before[j]);
     }
   }
 }
 
-// `is_unsound` starts at 0. All threads that find a value write the same.
-__global__ void SoundKernel(const float* __restrict__ sums, int64_t n, int64_t dim,
-                            uint8_t* __restrict__ is_unsound) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t step = ThreadsOfGrid() / kWarpSize;
-  for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
-    for (int64_t j = lane; j < dim; j += kWarpSize) {
-      if (!isfinite(sums[i * dim + j])) is_unsound[i] = 1;
-    }
-  }
-}
-
-__global__ void DecideKernel(DeferredBuffers buffers, DeferralRule rule, StepRows rows,
-                             Workspace parts, StepCounts* __restrict__ counts) {
-  if (ThreadOfGrid() == 0) counts->offered = rows.n;
+__global__ void CheckKernel(DeferredBuffers buffers, StepRows rows,
+                            DeviceStepCounts* __restrict__ counts) {
   for (int64_t i = ThreadOfGrid(); i < rows.n; i += ThreadsOfGrid()) {
+    const int64_t p = rows.indices[i];
+    if (p == kNotDeferred) continue;
+    if (p >= 0 && p < buffers.capacity && buffers.keys[p] == rows.keys[i]) continue;
+    atomicMax(reinterpret_cast<unsigned long long*>(&counts->invalid_row),
+              static_cast<unsigned long long>(i + 1));
+  }
+}
+
+// Decides about the rows, and frees the entries of due rows.
+template <class Lanes>
+__global__ void DecideKernel(Lanes lanes, DeferredBuffers buffers, DeferralRule rule, StepRows rows,
+                             Workspace parts, DeviceStepCounts* __restrict__ counts) {
+  if (counts->invalid_row != 0) return;
+  for (int64_t r = ThreadOfGrid(); r < parts.max_due; r += ThreadsOfGrid()) {
+    parts.keys[r] = kLastKey;
+    parts.sources[r] = kNowhere;
+  }
+  if (ThreadOfGrid() == 0) {
+    parts.begins[rows.n] = 0;
+    counts->offered = rows.n;
+  }
+  unsigned due_by_movement = 0, due_by_age = 0, stays = 0;
+  for (int64_t i = lanes.first_row(); i < rows.n; i += lanes.rows_of_grid()) {
+    // All lanes of a row read the same addresses, which is one read, and decide the same.
     const int64_t key = rows.keys[i], p = rows.indices[i];
-    // Errors cannot be reported from a kernel. An entry that is not the key's is ignored.
-    const bool is_deferred = p >= 0 && p < buffers.capacity && buffers.keys[p] == key;
-    const bool may_wait = rule.by_movement ? rows.may_wait[i] : rows.saturated.Contains(key);
-    const Decision decision =
-        Decide(rule, is_deferred, is_deferred ? buffers.since[p] : 0,
-               may_wait && key != DeferredBuffers::kFree && parts.is_unsound[i] == 0);
+    const bool is_deferred = p != kNotDeferred;
+    const int64_t since = is_deferred ? buffers.since[p] : 0;
+    const bool may_wait = key != DeferredBuffers::kFree &&
+                          (rule.by_movement ? rows.may_wait[i] : rows.saturated.Contains(key));
+    Decision decision = Decide(rule, is_deferred, since, may_wait);
+    // Read the sum only if it would wait. A sum that is not finite never waits.
+    if (!IsDue(decision)) {
+      const auto* const sum = lanes.Row(rows.sums, i);
+      bool is_finite = true;
+      for (int64_t j = lanes.lane(); j < lanes.width; j += lanes.num_lanes()) {
+        is_finite = is_finite && IsFinite(sum[j]);
+      }
+      if (__ballot_sync(lanes.mask(), !is_finite) != 0) {
+        decision = Decide(rule, is_deferred, since, false);
+      }
+    }
+    if (lanes.lane() != 0) continue;
     parts.decisions[i] = decision;
     parts.begins[i] = decision == Decision::kBegin ? 1 : 0;
-    if (decision != Decision::kBegin) AddTo(CounterOf(decision, counts));
     if (is_deferred && IsDue(decision)) buffers.keys[p] = DeferredBuffers::kFree;
+    due_by_movement += decision == Decision::kDueByMovement;
+    due_by_age += decision == Decision::kDueByAge;
+    stays += decision == Decision::kStay;
   }
+  AddOfBlock(due_by_movement, &counts->due_by_movement);
+  AddOfBlock(due_by_age, &counts->due_by_age);
+  AddOfBlock(stays, &counts->deferred);
 }
 
-// Flags entries that are due without a gradient, and entries that are free afterwards.
-__global__ void DecideOthersKernel(DeferredBuffers buffers, DeferralRule rule,
-                                   int32_t* __restrict__ free, int32_t* __restrict__ leaves,
-                                   StepCounts* __restrict__ counts) {
-  for (int64_t p = ThreadOfGrid(); p <= buffers.capacity; p += ThreadsOfGrid()) {
-    const bool is_index = p < buffers.capacity;
-    const bool is_deferred = is_index && buffers.keys[p] != DeferredBuffers::kFree;
-    const Decision decision =
-        is_deferred ? DecideWithoutGradient(rule, buffers.since[p]) : Decision::kStay;
-    const bool is_due = IsDue(decision);
-    free[p] = is_index && (!is_deferred || is_due) ? 1 : 0;
-    leaves[p] = is_due ? 1 : 0;
-    if (!is_due) continue;
-    AddTo(&counts->without_gradient);
-    AddTo(CounterOf(decision, counts));
-  }
-}
-
-__global__ void FreeIndicesKernel(const int32_t* __restrict__ free, int64_t capacity,
-                                  int32_t* __restrict__ free_indices) {
-  for (int64_t p = ThreadOfGrid(); p < capacity; p += ThreadsOfGrid()) {
-    if (IsSet(free, p)) free_indices[free[p]] = static_cast<int32_t>(p);
-  }
-}
-
-__global__ void TargetKernel(int64_t capacity, DeferralRule rule, StepRows rows, Workspace parts,
-                             StepCounts* __restrict__ counts) {
-  const int64_t num_free = parts.free[capacity];
-  const int64_t num_deferred = capacity - num_free;
-  if (ThreadOfGrid() == 0) AddTo(&counts->num_deferred, num_deferred);
-  for (int64_t i = ThreadOfGrid(); i < rows.n; i += ThreadsOfGrid()) {
-    int32_t target = kNowhere;
-    Decision decision = parts.decisions[i];
-    if (decision == Decision::kStay) target = static_cast<int32_t>(rows.indices[i]);
-    if (decision == Decision::kBegin) {
-      const int64_t before = parts.begins[i];
-      if (before < num_free && rule.HasBudget(num_deferred + before)) {
-        target = parts.free_indices[before];
-        AddTo(&counts->num_deferred);
-      } else {
-        decision = Decision::kOverBudget;
+// Lists and frees the entries that are due without a gradient, and counts the free entries.
+__global__ void ListEntriesKernel(Tiles tiles, DeferredBuffers buffers, DeferralRule rule,
+                                  int64_t n, Workspace parts,
+                                  DeviceStepCounts* __restrict__ counts) {
+  if (counts->invalid_row != 0) return;
+  unsigned next_due = 0;
+  for (int64_t tile = blockIdx.x; tile < tiles.number; tile += gridDim.x) {
+    unsigned kept = 0;
+    for (int64_t round = 0; round < tiles.rounds; ++round) {
+      const int64_t p = tiles.Entry(tile, round);
+      const int64_t key = p < tiles.capacity ? buffers.keys[p] : DeferredBuffers::kFree;
+      bool is_deferred = key != DeferredBuffers::kFree;
+      const int64_t since = is_deferred ? buffers.since[p] : 0;
+      const bool is_due = is_deferred && IsDue(DecideWithoutGradient(rule, since));
+      if (__syncthreads_count(is_due) > 0) {
+        const int64_t r = AppendOfBlock(is_due, &parts.found->num_old);
+        if (is_due && r < parts.max_due - n) {
+          parts.keys[r] = key;
+          parts.sources[r] = static_cast<int32_t>(n + p);
+          buffers.keys[p] = DeferredBuffers::kFree;
+          is_deferred = false;
+        }
       }
-      parts.decisions[i] = decision;
-      AddTo(CounterOf(decision, counts));
+      kept += is_deferred;
+      next_due += is_deferred && rule.ExpiresNext(since);
     }
-    parts.targets[i] = target;
-    parts.leaves[i] = target == kNowhere ? 1 : 0;
+    const unsigned kept_in_tile = SumOfBlock(kept);
+    if (threadIdx.x != 0) continue;
+    parts.free_of_tile[tile] = static_cast<int32_t>(tiles.Size(tile) - kept_in_tile);
+    if (kept_in_tile > 0) AtomicAdd(&parts.found->num_kept, kept_in_tile);
+  }
+  AddOfBlock(next_due, &counts->next_due);
+}
+
+// Lists the free entries that rows need.
+__global__ void FreeEntriesKernel(Tiles tiles, DeferredBuffers buffers, DeferralRule rule,
+                                  int64_t n, Workspace parts,
+                                  const DeviceStepCounts* __restrict__ counts) {
+  if (counts->invalid_row != 0) return;
+  const int64_t begun = parts.NumBegun(rule, tiles.capacity, n);
+  for (int64_t tile = blockIdx.x; tile < tiles.number; tile += gridDim.x) {
+    unsigned free = 0;
+    for (int64_t t = threadIdx.x; t < tile; t += blockDim.x) free += parts.free_of_tile[t];
+    int64_t before = SumOfBlock(free);
+    for (int64_t round = 0; round < tiles.rounds && before < begun; ++round) {
+      const int64_t p = tiles.Entry(tile, round);
+      const bool is_free = p < tiles.capacity && buffers.keys[p] == DeferredBuffers::kFree;
+      const BlockRank rank = RankInBlock(is_free);
+      if (is_free && before + rank.before < begun) {
+        parts.free_entries[before + rank.before] = static_cast<int32_t>(p);
+      }
+      before += rank.total;
+    }
   }
 }
 
-// Lists the rows and entries that leave and frees the entries. Fills the rest with the largest key.
-// The sort is stable, therefore the filling also sorts after a row with that key.
-__global__ void ListKernel(DeferredBuffers buffers, StepRows rows, Workspace parts,
-                           StepCounts* __restrict__ counts) {
-  const int64_t entries = rows.n + buffers.capacity;
-  const int64_t leaving = parts.leaves[entries];
-  if (ThreadOfGrid() == 0) counts->sent = leaving;
-  for (int64_t i = ThreadOfGrid(); i < entries; i += ThreadsOfGrid()) {
-    if (IsSet(parts.leaves, i)) {
-      const int32_t at = parts.leaves[i];
-      int64_t* const key = i < rows.n ? nullptr : &buffers.keys[i - rows.n];
-      parts.keys[at] = key == nullptr ? rows.keys[i] : *key;
-      if (key != nullptr) *key = DeferredBuffers::kFree;
-      parts.sources[at] = static_cast<int32_t>(i);
-    }
-    if (i >= leaving) {
-      parts.keys[i] = kLastKey;
-      parts.sources[i] = kNowhere;
-    }
+// Lists the rows that leave, and completes the counts except `sent`.
+__global__ void ListRowsKernel(DeferredBuffers buffers, DeferralRule rule, StepRows rows,
+                               Workspace parts, DeviceStepCounts* __restrict__ counts) {
+  if (counts->invalid_row != 0) return;
+  const int64_t begun = parts.NumBegun(rule, buffers.capacity, rows.n);
+  const int64_t old = parts.NumOld(rows.n);
+  if (ThreadOfGrid() == 0) {
+    counts->deferred += begun;
+    counts->over_budget = parts.begins[rows.n] - begun;
+    counts->num_deferred = parts.found->num_kept + begun;
+    counts->next_due += rule.ExpiresNext(rule.step) ? begun : 0;
+    counts->without_gradient = old;
+    (rule.flushes ? counts->flushed : counts->due_by_age) += old;
+  }
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
+  // All threads of a block make the same number of rounds, because they append together.
+  for (int64_t begin = first; begin < rows.n; begin += ThreadsOfGrid()) {
+    const int64_t i = begin + threadIdx.x;
+    const Decision decision = i < rows.n ? parts.decisions[i] : Decision::kStay;
+    const bool leaves =
+        IsDue(decision) || (decision == Decision::kBegin && parts.begins[i] >= begun);
+    const int64_t r = AppendOfBlock(leaves, &parts.found->num_rows);
+    if (!leaves) continue;
+    parts.keys[old + r] = rows.keys[i];
+    parts.sources[old + r] = static_cast<int32_t>(i);
   }
 }
 
-__global__ void WriteKernel(DeferredBuffers buffers, StepRows rows, Workspace parts,
-                            const StepCounts* __restrict__ counts, int64_t* __restrict__ due_keys,
-                            float* __restrict__ due_sums) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t step = ThreadsOfGrid() / kWarpSize, n = rows.n, dim = buffers.dim;
-  for (int64_t r = ThreadOfGrid() / kWarpSize; r < counts->sent; r += step) {
+template <class Lanes>
+__global__ void WriteKernel(Lanes lanes, DeferredBuffers buffers, StepRows rows, Workspace parts,
+                            int64_t* __restrict__ due_keys, float* __restrict__ due_sums,
+                            DeviceStepCounts* __restrict__ counts) {
+  if (counts->invalid_row != 0) return;
+  const int64_t n = rows.n, sent = parts.NumOld(n) + parts.found->num_rows;
+  if (ThreadOfGrid() == 0) counts->sent = sent;
+  for (int64_t r = lanes.first_row(); r < sent; r += lanes.rows_of_grid()) {
     const int64_t source = parts.sorted_sources[r];
-    const float* __restrict__ row =
-        source < n ? rows.sums + source * dim : buffers.sums + (source - n) * dim;
-    if (lane == 0) due_keys[r] = parts.sorted_keys[r];
-    for (int64_t j = lane; j < dim; j += kWarpSize) due_sums[r * dim + j] = row[j];
+    const auto* const sum =
+        source < n ? lanes.Row(rows.sums, source) : lanes.Row(buffers.sums, source - n);
+    auto* const due = lanes.Row(due_sums, r);
+    if (lanes.lane() == 0) due_keys[r] = parts.sorted_keys[r];
+    for (int64_t j = lanes.lane(); j < lanes.width; j += lanes.num_lanes()) due[j] = sum[j];
   }
 }
 
-__global__ void KeepKernel(DeferredBuffers buffers, int64_t now, StepRows rows, Workspace parts) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t step = ThreadsOfGrid() / kWarpSize;
-  for (int64_t i = ThreadOfGrid() / kWarpSize; i < rows.n; i += step) {
-    const int64_t target = parts.targets[i];
-    if (target == kNowhere) continue;
-    if (lane == 0 && parts.decisions[i] == Decision::kBegin) {
-      buffers.keys[target] = rows.keys[i];
-      buffers.since[target] = now;
+template <class Lanes>
+__global__ void KeepKernel(Lanes lanes, DeferredBuffers buffers, DeferralRule rule, StepRows rows,
+                           Workspace parts, const DeviceStepCounts* __restrict__ counts) {
+  if (counts->invalid_row != 0) return;
+  const int64_t begun = parts.NumBegun(rule, buffers.capacity, rows.n);
+  for (int64_t i = lanes.first_row(); i < rows.n; i += lanes.rows_of_grid()) {
+    const Decision decision = parts.decisions[i];
+    if (IsDue(decision)) continue;
+    int64_t p = rows.indices[i];
+    if (decision == Decision::kBegin) {
+      if (parts.begins[i] >= begun) continue;
+      p = parts.free_entries[parts.begins[i]];
+      if (lanes.lane() == 0) {
+        buffers.keys[p] = rows.keys[i];
+        buffers.since[p] = rule.step;
+      }
     }
-    const float* __restrict__ sum = rows.sums + i * buffers.dim;
-    float* __restrict__ kept = buffers.sums + target * buffers.dim;
-    for (int64_t j = lane; j < buffers.dim; j += kWarpSize) kept[j] = sum[j];
+    const auto* const sum = lanes.Row(rows.sums, i);
+    auto* const kept = lanes.Row(buffers.sums, p);
+    for (int64_t j = lanes.lane(); j < lanes.width; j += lanes.num_lanes()) kept[j] = sum[j];
   }
+}
+
+int64_t NumBuckets(int64_t n) {
+  int64_t number = 16;
+  while (number < 2 * n) number *= 2;
+  return number;
 }
 
 }  // namespace
 
-cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes) {
+cudaError_t AddDeferredWorkspaceBytes(int64_t n, size_t* bytes) {
+  *bytes = static_cast<size_t>(NumBuckets(n)) * sizeof(int32_t);
+  return n > kMaxDeferredRows ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t TakeDueWorkspaceBytes(int64_t n, int64_t max_due, size_t* bytes) {
   Workspace workspace;
-  const cudaError_t error = workspace.Layout(nullptr, n, capacity);
+  const cudaError_t error = workspace.Layout(nullptr, n, max_due);
   *bytes = workspace.bytes;
   return error;
 }
@@ -272,56 +371,66 @@ cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes) {
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,
                               const int64_t* keys, const float* gradients, int64_t n,
                               const DeviceWorkspace& workspace, int64_t* indices, float* sums) {
-  Workspace parts;
-  cudaError_t error = parts.LayoutIn(workspace, n, buffers.capacity);
-  if (error != cudaSuccess) return error;
-  const KeyIndex index = parts.index;
+  if (n > kMaxDeferredRows - buffers.capacity) return cudaErrorInvalidValue;
+  const int64_t buckets = NumBuckets(n);
+  const size_t bytes = static_cast<size_t>(buckets) * sizeof(int32_t);
+  if (workspace.data == nullptr || bytes > workspace.bytes) return cudaErrorInvalidValue;
+  if (n == 0) return cudaSuccess;
+  const RowIndex index = {keys, static_cast<int32_t*>(workspace.data),
+                          static_cast<uint64_t>(buckets) - 1, kHashSeed};
   // The byte 0xff makes kNowhere.
-  error = cudaMemsetAsync(index.buckets, 0xff, index.num_buckets * sizeof(int32_t), stream);
+  const cudaError_t error = cudaMemsetAsync(index.buckets, 0xff, bytes, stream);
   if (error != cudaSuccess) return error;
-  Launch(stream, BlocksFor(buffers.capacity), IndexKernel, buffers, index);
-  Launch(stream, BlocksFor(n * kWarpSize), AddKernel, buffers, index, keys, gradients, n, indices,
-         sums);
+  Launch(stream, BlocksFor(n), IndexRowsKernel, index, n, indices);
+  Launch(stream, BlocksFor(buffers.capacity), FindEntriesKernel, buffers, index, indices);
+  WithRowLanes(buffers.dim, {buffers.sums, gradients, sums}, [&](const auto& lanes) {
+    Launch(stream, lanes.BlocksForRows(n), AddKernel<std::decay_t<decltype(lanes)>>, lanes, buffers,
+           indices, gradients, n, sums);
+  });
   return cudaGetLastError();
 }
 
 cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
-                          const DeferralRule& rule, const StepRows& rows,
+                          const DeferralRule& rule, const StepRows& rows, int64_t max_due,
                           const DeviceWorkspace& workspace, int64_t* due_keys, float* due_sums,
-                          StepCounts* counts) {
-  const int64_t n = rows.n, capacity = buffers.capacity, entries = n + capacity;
+                          DeviceStepCounts* counts) {
+  const int64_t n = rows.n, capacity = buffers.capacity;
+  if (max_due > kMaxDeferredRows - capacity) return cudaErrorInvalidValue;
   Workspace parts;
-  cudaError_t error = parts.LayoutIn(workspace, n, capacity);
+  cudaError_t error = parts.Layout(workspace.data, n, max_due);
   if (error != cudaSuccess) return error;
+  if (workspace.data == nullptr || parts.bytes > workspace.bytes) return cudaErrorInvalidValue;
   error = cudaMemsetAsync(counts, 0, sizeof(*counts), stream);
   if (error != cudaSuccess) return error;
-  error = cudaMemsetAsync(parts.is_unsound, 0, static_cast<size_t>(n), stream);
+  error = cudaMemsetAsync(parts.found, 0, sizeof(Found), stream);
   if (error != cudaSuccess) return error;
-  const auto scan = [&](int64_t count, int32_t* flags) {
-    return LaunchScan(stream, parts.scratch, parts.scratch_bytes, count, flags);
-  };
-  const unsigned warps_of_rows = BlocksFor(n * kWarpSize);
-  Launch(stream, warps_of_rows, SoundKernel, rows.sums, n, buffers.dim, parts.is_unsound);
-  Launch(stream, BlocksFor(n), DecideKernel, buffers, rule, rows, parts, counts);
-  Launch(stream, BlocksFor(capacity + 1), DecideOthersKernel, buffers, rule, parts.free,
-         parts.leaves + n, counts);
-  if (n > 0) error = scan(n, parts.begins);
-  if (error != cudaSuccess) return error;
-  error = scan(capacity + 1, parts.free);
-  if (error != cudaSuccess) return error;
-  Launch(stream, BlocksFor(capacity), FreeIndicesKernel, parts.free, capacity, parts.free_indices);
-  Launch(stream, BlocksFor(n), TargetKernel, capacity, rule, rows, parts, counts);
-  error = scan(entries + 1, parts.leaves);
-  if (error != cudaSuccess) return error;
-  Launch(stream, BlocksFor(entries), ListKernel, buffers, rows, parts, counts);
-  if (entries > 0) {
-    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, entries, parts.keys,
+  const Tiles tiles(capacity);
+  const auto blocks_of_tiles = static_cast<unsigned>(std::max<int64_t>(tiles.number, 1));
+  Launch(stream, BlocksFor(n), CheckKernel, buffers, rows, counts);
+  WithRowLanes(buffers.dim, {rows.sums}, [&](const auto& lanes) {
+    Launch(stream, lanes.BlocksForRows(n), DecideKernel<std::decay_t<decltype(lanes)>>, lanes,
+           buffers, rule, rows, parts, counts);
+  });
+  Launch(stream, blocks_of_tiles, ListEntriesKernel, tiles, buffers, rule, n, parts, counts);
+  if (rule.MayDefer()) {
+    error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n + 1, parts.begins);
+    if (error != cudaSuccess) return error;
+    Launch(stream, blocks_of_tiles, FreeEntriesKernel, tiles, buffers, rule, n, parts, counts);
+  }
+  Launch(stream, BlocksFor(n), ListRowsKernel, buffers, rule, rows, parts, counts);
+  if (max_due > 0) {
+    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, max_due, parts.keys,
                        parts.sources, parts.sorted_keys, parts.sorted_sources);
     if (error != cudaSuccess) return error;
   }
-  Launch(stream, BlocksFor(entries * kWarpSize), WriteKernel, buffers, rows, parts, counts,
-         due_keys, due_sums);
-  Launch(stream, warps_of_rows, KeepKernel, buffers, rule.step, rows, parts);
+  WithRowLanes(buffers.dim, {buffers.sums, rows.sums, due_sums}, [&](const auto& lanes) {
+    using Lanes = std::decay_t<decltype(lanes)>;
+    Launch(stream, lanes.BlocksForRows(max_due), WriteKernel<Lanes>, lanes, buffers, rows, parts,
+           due_keys, due_sums, counts);
+    if (!rule.MayDefer()) return;
+    Launch(stream, lanes.BlocksForRows(n), KeepKernel<Lanes>, lanes, buffers, rule, rows, parts,
+           counts);
+  });
   return cudaGetLastError();
 }
 

@@ -15,37 +15,49 @@ namespace slipstream {
 // Maximum number of rows and entries of a launch, together.
 constexpr int64_t kMaxDeferredRows = (int64_t{1} << 30) - 1;
 
-// Stores in `bytes` the size of the device memory that each half of a step needs in addition to its
-// results. Both halves may use the same memory. Returns the error of cub's size query, which needs
-// a device.
-cudaError_t DeferralWorkspaceBytes(int64_t n, int64_t capacity, size_t* bytes);
+// Counts of a step in device memory.
+struct DeviceStepCounts : StepCounts {
+  // 0, or 1 + the number of an invalid row: its key occurs twice, or its index is an entry of
+  // another key. The buffers are unchanged then, and the other counts are undefined.
+  int64_t invalid_row = 0;
+};
+
+// Store in `bytes` the size of the device memory that each half of a step needs in addition to its
+// results. Both halves may use the same memory. It does not depend on the capacity of the buffers.
+// Return cudaErrorInvalidValue if there are more than kMaxDeferredRows rows, otherwise the error of
+// cub's size query, which needs a device.
+cudaError_t AddDeferredWorkspaceBytes(int64_t n, size_t* bytes);
+cudaError_t TakeDueWorkspaceBytes(int64_t n, int64_t max_due, size_t* bytes);
 
 // Enqueue the halves of a step on `stream` and return immediately, without waiting for the device.
 // In between the caller decides which sums may wait.
 //
 //   buffers, rows       Views of device memory.
-//   workspace           DeferralWorkspaceBytes(n, buffers.capacity) bytes.
-//   indices, sums       [n] and [n, dim], as in AddDeferred (deferred_buffers.h).
-//   due_keys, due_sums  [n + buffers.capacity] and [n + buffers.capacity, dim]; the first
-//                       counts->sent rows are written.
+//   workspace           At least the bytes of the functions above.
+//   indices, sums       [n] and [n, dim], as in AddDeferred (deferred_buffers.h). A
+//                       repeated key has the index -2 in all rows except one, which
+//                       LaunchTakeDue rejects.
+//   max_due             Maximum number of rows that leave, at least n; see DueBound. If more sums
+//                       are due, those without a gradient that are too many leave in later steps.
+//   due_keys, due_sums  [max_due] and [max_due, dim]; the first counts->sent rows are written.
 //   counts              One value.
 //
-// Every step builds a hash table of the deferred keys, because it reads all of them anyway.
-// Therefore only the buffers have state, and removed keys leave no tombstones.
+// Every step builds a hash table of the keys of the step and reads all deferred keys. Therefore
+// only the buffers have state, and removed keys leave no tombstones.
 //
 // All pointers are to device memory that the caller owns and keeps until the stream has passed. The
-// result equals the CPU's bit for bit. Errors in the data are not detected: the gradient of a
-// repeated key may be lost, and an entry that does not belong to its key counts as -1. Returns
-// cudaErrorInvalidValue if n + capacity > kMaxDeferredRows or if the workspace is too small,
-// otherwise the launch error. Runtime errors appear when the caller synchronizes.
+// result equals the CPU's bit for bit if max_due is large enough. Invalid rows are counted; see
+// DeviceStepCounts. Returns cudaErrorInvalidValue if n or max_due plus the capacity exceeds
+// kMaxDeferredRows, if max_due < n, or if the workspace is too small, otherwise the launch error.
+// Runtime errors appear when the caller synchronizes.
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,
                               const int64_t* keys, const float* gradients, int64_t n,
                               const DeviceWorkspace& workspace, int64_t* indices, float* sums);
 
 cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
-                          const DeferralRule& rule, const StepRows& rows,
+                          const DeferralRule& rule, const StepRows& rows, int64_t max_due,
                           const DeviceWorkspace& workspace, int64_t* due_keys, float* due_sums,
-                          StepCounts* counts);
+                          DeviceStepCounts* counts);
 
 }  // namespace slipstream
 

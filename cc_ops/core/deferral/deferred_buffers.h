@@ -47,6 +47,7 @@ struct StepRows {
 // Counts of one step.
 struct StepCounts : UpdateCounts {
   int64_t num_deferred = 0;  // Number of deferred gradients after the step.
+  int64_t next_due = 0;      // Part of num_deferred: due by age in the next step.
 };
 
 // First half of a step: adds the deferred gradients to the gradients.
@@ -78,6 +79,32 @@ Status FindDue(const DeferredBuffers& buffers, const DeferralRule& rule, const S
                StepPlan* plan);
 void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
                 const StepPlan& plan);
+
+// Bounds the number of rows that leave in a step before the device has computed it. An age is known
+// a step in advance, therefore the counts of the last step bound the next one.
+class DueBound {
+ public:
+  // Sets the number of deferred gradients; their ages are unknown.
+  void Reset(int64_t num_deferred);
+
+  // Returns the maximum number of rows that leave in a step with n rows. `rule` is the rule of the
+  // step, and `capacity` the capacity of the buffers.
+  int64_t MaxDue(const DeferralRule& rule, int64_t n, int64_t capacity) const;
+
+  // Notes that a step with n rows is launched.
+  void Launch(int64_t n);
+
+  // Takes the counts of a launched step, or null if the step failed without changes. Steps finish
+  // in the order of their launches. `rule` and `n` are the same as before.
+  void Finish(const DeferralRule& rule, int64_t n, const StepCounts* counts);
+
+ private:
+  int64_t num_deferred_ = 0;  // After the last finished step.
+  int64_t next_due_ = 0;      // As in StepCounts, with the maximum age max_age_.
+  int64_t max_age_ = 0;       // 0 if next_due_ is unknown.
+  // Steps that are not finished, and their rows.
+  int64_t steps_in_flight_ = 0, rows_in_flight_ = 0;
+};
 
 // Exports deferred gradients, oldest first, then by key. step: number of the last step, from which
 // ages are counted; `ranks` of the result stays empty.

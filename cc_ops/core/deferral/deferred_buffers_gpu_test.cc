@@ -3,6 +3,7 @@
 // the definition.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/containers/key_set.h"
 #include "cc_ops/core/deferral/deferred_buffers.h"
+#include "cc_ops/core/testing/container_fuzz.h"
 #include "cc_ops/core/testing/test_gpu.h"
 #include "gtest/gtest.h"
 
@@ -24,6 +26,9 @@
 
 namespace slipstream {
 namespace {
+
+constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
+constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
 
 // Runs the whole second half on the CPU.
 Status TakeDue(const DeferredBuffers& buffers, const DeferralRule& rule, const StepRows& rows,
@@ -115,7 +120,7 @@ class OnGpu : public Deferring {
     const auto n = static_cast<int64_t>(gradients.keys.size());
     const DeferredBuffers buffers = {keys_.data(), since_.data(), sums_.data(), capacity_, dim_};
     size_t bytes = 0;
-    EXPECT_EQ(DeferralWorkspaceBytes(n, capacity_, &bytes), cudaSuccess);
+    EXPECT_EQ(AddDeferredWorkspaceBytes(n, &bytes), cudaSuccess);
     OnDevice<char> workspace(bytes);
     OnDevice<int64_t> keys(gradients.keys), indices(gradients.keys.size());
     OnDevice<float> values(gradients.values), sums(gradients.values.size());
@@ -127,6 +132,11 @@ class OnGpu : public Deferring {
     EXPECT_EQ(add(bytes - 1), cudaErrorInvalidValue);
     EXPECT_EQ(add(bytes), cudaSuccess);
     stream.Wait();
+    if (!indices_instead.empty()) {
+      EXPECT_EQ(cudaMemcpy(indices.data(), indices_instead.data(),
+                           indices_instead.size() * sizeof(int64_t), cudaMemcpyHostToDevice),
+                cudaSuccess);
+    }
 
     const std::unique_ptr<bool[]> waits = WhatMayWait(sums.ToHost(), n);
     OnDevice<bool> may_wait(gradients.keys.size());
@@ -137,31 +147,47 @@ class OnGpu : public Deferring {
     OnDevice<KeySetEntry> entries(
         std::vector<KeySetEntry>(view.entries, view.entries + view.capacity));
     view.entries = entries.data();
-    OnDevice<int64_t> due_keys(static_cast<size_t>(n + capacity_));
-    OnDevice<float> due_sums(static_cast<size_t>((n + capacity_) * dim_));
-    OnDevice<StepCounts> counts(1);
-    EXPECT_EQ(
-        LaunchTakeDue(stream.get(), buffers, rule,
-                      {keys.data(), n, indices.data(), sums.data(),
-                       rule.by_movement ? may_wait.data() : nullptr, view},
-                      {workspace.data(), bytes}, due_keys.data(), due_sums.data(), counts.data()),
-        cudaSuccess);
+    max_due = std::min(bound_.MaxDue(rule, n, capacity_), n + max_old);
+    bound_.Launch(n);
+    EXPECT_EQ(TakeDueWorkspaceBytes(n, max_due, &bytes), cudaSuccess);
+    OnDevice<char> parts(bytes);
+    OnDevice<int64_t> due_keys(static_cast<size_t>(max_due));
+    OnDevice<float> due_sums(static_cast<size_t>(max_due * dim_));
+    OnDevice<DeviceStepCounts> counts(1);
+    const auto take = [&](size_t given) {
+      return LaunchTakeDue(stream.get(), buffers, rule,
+                           {keys.data(), n, indices.data(), sums.data(),
+                            rule.by_movement ? may_wait.data() : nullptr, view},
+                           max_due, {parts.data(), given}, due_keys.data(), due_sums.data(),
+                           counts.data());
+    };
+    EXPECT_EQ(take(bytes - 1), cudaErrorInvalidValue);
+    EXPECT_EQ(take(bytes), cudaSuccess);
     stream.Wait();
-    const StepCounts found = counts.ToHost()[0];
+    const DeviceStepCounts found = counts.ToHost()[0];
+    invalid_row = found.invalid_row;
+    bound_.Finish(rule, n, invalid_row == 0 ? &found : nullptr);
+    if (invalid_row != 0) return {};
     return {due_keys.ToHost(static_cast<size_t>(found.sent)),
             due_sums.ToHost(static_cast<size_t>(found.sent * dim_)), found};
   }
 
+  int64_t max_old = std::numeric_limits<int64_t>::max() / 2;  // Limit of max_due - n.
+  std::vector<int64_t> indices_instead;  // Replace the result of LaunchAddDeferred if not empty.
+  // Results of the last step.
+  int64_t max_due = 0, invalid_row = 0;
+
  private:
   OnDevice<int64_t> keys_, since_;
   OnDevice<float> sums_;
+  DueBound bound_;
 };
 #endif
 
-std::array<int64_t, 9> Numbers(const StepCounts& counts) {
-  return {counts.offered,          counts.deferred, counts.due_by_movement,
-          counts.due_by_age,       counts.flushed,  counts.over_budget,
-          counts.without_gradient, counts.sent,     counts.num_deferred};
+std::array<int64_t, 10> Numbers(const StepCounts& counts) {
+  return {counts.offered,      counts.deferred,    counts.due_by_movement,  counts.due_by_age,
+          counts.flushed,      counts.over_budget, counts.without_gradient, counts.sent,
+          counts.num_deferred, counts.next_due};
 }
 
 Gradients SomeGradients(int64_t n, int64_t dim, int64_t different, uint64_t seed) {
@@ -230,19 +256,37 @@ class DeferredBuffersOnGpuTest : public DeferredBuffersTest {
 };
 
 TEST_P(DeferredBuffersOnGpuTest, EqualsTheCpu) {
+  struct Size {
+    int64_t n, dim, capacity;
+  };
   for (bool by_movement : {false, true}) {
-    for (int64_t n : {1, 40, 700}) {
-      for (int64_t dim : {1, 5, 33}) {
-        for (int64_t capacity : {0, 1, 17, 300, 2000}) {
-          DeferralRule rule = {};
-          rule.max_age = 4;
-          rule.max_rows = 1000;
-          rule.by_movement = by_movement;
-          ExpectEqualsCpu(capacity, dim, n, 900, rule);
-        }
-      }
+    for (const auto& [n, dim, capacity] : std::vector<Size>{{1, 1, 0},
+                                                            {1, 5, 17},
+                                                            {40, 33, 0},
+                                                            {40, 1, 17},
+                                                            {40, 5, 300},
+                                                            {40, 16, 2000},
+                                                            {700, 1, 300},
+                                                            {700, 4, 2000},
+                                                            {700, 5, 1},
+                                                            {700, 33, 300},
+                                                            {700, 130, 17},
+                                                            {700, 128, 300}}) {
+      DeferralRule rule = {};
+      rule.max_age = 4;
+      rule.max_rows = 1000;
+      rule.by_movement = by_movement;
+      ExpectEqualsCpu(capacity, dim, n, 900, rule);
     }
   }
+}
+
+// In the emulation, with three blocks, the threads of all kernels make two or more rounds.
+TEST_P(DeferredBuffersOnGpuTest, SeveralRoundsEqualTheCpu) {
+  DeferralRule rule = {};
+  rule.max_age = 3;
+  rule.max_rows = 2500;
+  for (int64_t dim : {1, 6, 8}) ExpectEqualsCpu(3000, dim, 2500, 6000, rule);
 }
 
 TEST_P(DeferredBuffersOnGpuTest, RowLimitsEqualTheCpu) {
@@ -255,6 +299,107 @@ TEST_P(DeferredBuffersOnGpuTest, RowLimitsEqualTheCpu) {
     }
   }
 }
+
+#ifdef SLIPSTREAM_WITH_CUDA
+// The buffers have more entries than all tiles of one round.
+TEST_P(DeferredBuffersOnGpuTest, LargeCapacityNeedsNoFurtherMemory) {
+  constexpr int64_t kCapacity = 270000, kRows = 30, kDim = 4;
+  OnGpu on_gpu(kCapacity, kDim);
+  OnCpu on_cpu(kCapacity, kDim);
+  const KeySet saturated = EverySecondOf(100000);
+  DeferralRule rule = {1, 2, kCapacity, true, false, false};
+  for (; rule.step <= 4; ++rule.step) {
+    rule.flushes = rule.step == 4;
+    const Gradients gradients =
+        SomeGradients(kRows, kDim, 100000, static_cast<uint64_t>(rule.step));
+    const auto n = static_cast<int64_t>(gradients.keys.size());
+    ExpectEqual(on_gpu.Step(rule, gradients, saturated), on_cpu.Step(rule, gradients, saturated),
+                "step " + std::to_string(rule.step));
+    EXPECT_LE(on_gpu.max_due, n + 2 * kRows);
+    size_t bytes = 0;
+    EXPECT_EQ(TakeDueWorkspaceBytes(n, on_gpu.max_due, &bytes), cudaSuccess);
+    EXPECT_LT(bytes, size_t{1} << 20);
+  }
+}
+
+TEST_P(DeferredBuffersOnGpuTest, SumsOverLimitLeaveInNextStep) {
+  OnGpu deferring(700, 3);
+  const KeySet saturated = EverySecondOf(2000);
+  Gradients gradients;
+  for (int64_t key = 0; key < 1200; key += 2) gradients.keys.push_back(key);
+  for (size_t i = 0; i < 3 * gradients.keys.size(); ++i) {
+    gradients.values.push_back(static_cast<float>(i));
+  }
+  DeferralRule rule = {1, 3, 700, true, false, false};
+  EXPECT_EQ(deferring.Step(rule, gradients, saturated).counts.num_deferred, 600);
+  deferring.max_old = 250;
+  std::vector<int64_t> keys;
+  for (rule.step = 4; rule.step <= 7; ++rule.step) {
+    const Due due = deferring.Step(rule, {}, saturated);
+    keys.insert(keys.end(), due.keys.begin(), due.keys.end());
+    EXPECT_EQ(due.counts.due_by_age, due.counts.sent);
+    EXPECT_EQ(due.counts.next_due, due.counts.num_deferred);
+    EXPECT_EQ(static_cast<int64_t>(keys.size()) + due.counts.num_deferred, 600);
+    EXPECT_LE(deferring.max_due, 250);
+    for (size_t r = 0; r < due.keys.size(); ++r) {
+      EXPECT_EQ(due.sums[3 * r + 2], static_cast<float>(due.keys[r] / 2 * 3 + 2));
+    }
+  }
+  std::sort(keys.begin(), keys.end());
+  EXPECT_EQ(keys, gradients.keys);
+}
+
+TEST_P(DeferredBuffersOnGpuTest, RejectedRowsChangeNothing) {
+  OnGpu deferring(4, 1);
+  const KeySet saturated = EverySecondOf(20);
+  DeferralRule rule = {1, 100, 4, true, false, false};
+  EXPECT_EQ(deferring.Step(rule, {{4, 6}, {1, 2}}, saturated).counts.num_deferred, 2);
+  rule.flushes = true;
+  EXPECT_EQ(deferring.Step(rule, {{4, 8, 6, 8}, {1, 1, 1, 1}}, saturated).keys.size(), 0u);
+  EXPECT_TRUE(deferring.invalid_row == 2 || deferring.invalid_row == 4) << deferring.invalid_row;
+  EXPECT_EQ(deferring.Step(rule, {{kLowest, kLowest}, {1, 1}}, saturated).keys.size(), 0u);
+  EXPECT_NE(deferring.invalid_row, 0);
+  for (int64_t index : {-2, 1, 2, 4}) {
+    deferring.indices_instead = {-1, index};
+    EXPECT_EQ(deferring.Step(rule, {{8, 4}, {1, 1}}, saturated).keys.size(), 0u);
+    EXPECT_EQ(deferring.invalid_row, 2) << index;
+  }
+  deferring.indices_instead.clear();
+  const Due due = deferring.Step(rule, {{8, 4}, {1, 1}}, saturated);
+  EXPECT_EQ(due.keys, (std::vector<int64_t>{4, 6, 8}));
+  EXPECT_EQ(due.sums, (std::vector<float>{2, 2, 1}));
+}
+
+// With HashKey, which is public, all chosen keys would be in one run of buckets, and a step would
+// take about a hundred times as long.
+TEST_P(DeferredBuffersOnGpuTest, ChosenKeysAreAsFastAsOthers) {
+  const auto seconds = [](auto key_of) {
+    std::vector<int64_t> keys;
+    for (uint64_t i = 0; i < 4000; ++i) keys.push_back(key_of(i));
+    OnDevice<int64_t> on_device(keys), indices(keys.size());
+    OnDevice<float> sums(keys.size());
+    const auto n = static_cast<int64_t>(keys.size());
+    size_t bytes = 0;
+    EXPECT_EQ(AddDeferredWorkspaceBytes(n, &bytes), cudaSuccess);
+    OnDevice<char> workspace(bytes);
+    double best = 1e9;
+    for (int run = 0; run < 3; ++run) {
+      const TestStream stream;
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_EQ(
+          LaunchAddDeferred(stream.get(), {nullptr, nullptr, nullptr, 0, 1}, on_device.data(),
+                            sums.data(), n, {workspace.data(), bytes}, indices.data(), sums.data()),
+          cudaSuccess);
+      stream.Wait();
+      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+      best = std::min(best, passed.count());
+    }
+    return best;
+  };
+  const double others = seconds([](uint64_t i) { return static_cast<int64_t>(i); });
+  EXPECT_LT(seconds([](uint64_t i) { return fuzz::KeyWithHash(i << 32); }), 10 * others);
+}
+#endif
 
 TEST_P(DeferredBuffersTest, DefersAtMostMaxRows) {
   for (int64_t max_rows : {0, 1, 16, 299}) {
@@ -306,9 +451,6 @@ TEST_P(DeferredBuffersTest, AppliesNonFiniteSumsAtOnce) {
   EXPECT_EQ(deferring->Step(rule, {{2, 4}, values}, saturated).keys, std::vector<int64_t>{4});
 }
 
-constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
-constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
-
 TEST_P(DeferredBuffersTest, AppliesLowestKeyAtOnce) {
   KeySet saturated;
   ASSERT_TRUE(saturated.Build(&kLowest, 1).ok());
@@ -333,6 +475,46 @@ TEST_P(DeferredBuffersTest, DefersAllKeysExceptLowest) {
   const Due due = deferring->Step(rule, {{0, 5}, {10, 20}}, saturated);
   EXPECT_EQ(due.keys, (std::vector<int64_t>{kLowest + 1, -1, 0, 5, kHighest}));
   EXPECT_EQ(due.sums, (std::vector<float>{1, 2, 13, 20, 4}));
+}
+
+TEST(DueBoundTest, BoundsRowsBeforeCountsArrive) {
+  DueBound bound;
+  DeferralRule rule = {1, 5, 100, true, false, true};
+  // Counts of a step after which four more sums are deferred and two are due in the next step.
+  StepCounts counts;
+  const auto finish = [&](int64_t n) {
+    counts.num_deferred += 4;
+    counts.next_due = 2;
+    bound.Finish(rule, n, &counts);
+  };
+  const auto max_old = [&] { return bound.MaxDue(rule, 10, 40) - 10; };
+  EXPECT_EQ(max_old(), 0);
+  bound.Launch(7);
+  EXPECT_EQ(max_old(), 7);
+  bound.Launch(3);
+  EXPECT_EQ(max_old(), 7 + 3);
+  finish(7);
+  EXPECT_EQ(max_old(), 4 + 3);
+  bound.Launch(50);
+  EXPECT_EQ(max_old(), 40);  // The capacity.
+  finish(3);
+  finish(50);
+  EXPECT_EQ(max_old(), 2);
+
+  rule.flushes = true;
+  EXPECT_EQ(max_old(), 12);
+  rule.flushes = false;
+  rule.max_age = 3;
+  EXPECT_EQ(max_old(), 12);
+  bound.Launch(1);
+  finish(1);
+  EXPECT_EQ(max_old(), 2);
+  // A rejected step passes time, in which more sums may reach the maximum age.
+  bound.Launch(1);
+  bound.Finish(rule, 1, nullptr);
+  EXPECT_EQ(max_old(), 16);
+  bound.Reset(30);
+  EXPECT_EQ(max_old(), 30);
 }
 
 TEST(DeferredBuffersOnCpuTest, MovesSumsToOtherBuffers) {

@@ -1,9 +1,7 @@
-// Divides the rows of matrices [rows, dim] among the lanes of warps. Include it in .cu.cc files
-// only.
+// Assigns the lanes of a warp to rows of floats. Include it in .cu.cc files only.
 //
-// A lane processes four floats at once if all rows are aligned for it, and otherwise one. A row
-// gets as many lanes as it has such values, rounded up to a power of two, and at most a warp.
-// Therefore a warp processes 8 rows of dimension 16 at once.
+// A lane moves four floats at once if all rows are aligned to 16 bytes. Short rows share a warp: a
+// row of 16 floats needs 4 lanes, therefore a warp reads 8 rows at the same time.
 #ifndef SLIPSTREAM_CC_OPS_CORE_GPU_ROW_LANES_CU_H_
 #define SLIPSTREAM_CC_OPS_CORE_GPU_ROW_LANES_CU_H_
 
@@ -12,37 +10,68 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "cc_ops/core/base/host_device.h"
 #include "cc_ops/core/gpu/launch.cu.h"
 
 namespace slipstream {
 
-// See the top of the file. Kernels receive it by value.
+// T is float or float4. A warp has one or more rows, and all lanes of a row are in one warp.
+template <class T>
 struct RowLanes {
-  int log2_lanes;  // Base-2 logarithm of the number of lanes per row, from 0 to 5.
-  int64_t width;   // Number of values per row, each a float4 or a float.
+  using Value = T;
 
-  SLIPSTREAM_HOST_DEVICE int lanes() const { return 1 << log2_lanes; }
-  // The lane of this thread within its row.
-  __device__ int Lane() const { return static_cast<int>(threadIdx.x) & (lanes() - 1); }
-  // The row of this thread in the first round of a grid-stride loop, and the number of rows in each
-  // round.
-  __device__ int64_t RowOfGrid() const { return ThreadOfGrid() >> log2_lanes; }
-  __device__ int64_t RowsOfGrid() const { return ThreadsOfGrid() >> log2_lanes; }
+  int64_t width;   // Values per row.
+  int log2_lanes;  // Lanes per row, at most kWarpSize.
+
+  explicit RowLanes(int64_t dim) : width(dim * 4 / static_cast<int64_t>(sizeof(Value))) {
+    for (log2_lanes = 0; (1 << log2_lanes) < kWarpSize && (1 << log2_lanes) < width;) ++log2_lanes;
+  }
+
+  // Returns the number of blocks for n rows.
+  unsigned BlocksForRows(int64_t n) const { return BlocksFor(n << log2_lanes); }
+
+  // A thread has the rows first_row(), first_row() + rows_of_grid() and so on, and the values
+  // lane(), lane() + num_lanes() and so on of each.
+  __device__ int64_t first_row() const { return ThreadOfGrid() >> log2_lanes; }
+  __device__ int64_t rows_of_grid() const { return ThreadsOfGrid() >> log2_lanes; }
+  __device__ int num_lanes() const { return 1 << log2_lanes; }
+  __device__ int lane() const { return static_cast<int>(threadIdx.x) & (num_lanes() - 1); }
+  // Returns the lanes of this thread's row as bits.
+  __device__ unsigned mask() const {
+    const int first = static_cast<int>(threadIdx.x) % kWarpSize - lane();
+    return (num_lanes() == kWarpSize ? ~0u : (1u << num_lanes()) - 1) << first;
+  }
+
+  // Returns the values of row i.
+  __device__ const Value* Row(const float* rows, int64_t i) const {
+    return reinterpret_cast<const Value*>(rows) + i * width;
+  }
+  __device__ Value* Row(float* rows, int64_t i) const {
+    return reinterpret_cast<Value*>(rows) + i * width;
+  }
 };
 
-// Calls launch(lanes, Vector()) for matrices of float with rows of `dim`. Vector is float4 if all
-// rows can be read in values of float4, otherwise float.
-template <class LaunchWith>
-void WithRowLanes(int64_t dim, std::initializer_list<const float*> matrices,
-                  const LaunchWith& launch) {
+// Calls launch(lanes) with RowLanes<float4> if all of `rows`, which have `dim` values each, are
+// aligned for it, otherwise with RowLanes<float>.
+template <class LaunchRows>
+void WithRowLanes(int64_t dim, std::initializer_list<const float*> rows, const LaunchRows& launch) {
   bool is_aligned = dim % 4 == 0;
-  for (const float* matrix : matrices) {
-    is_aligned &= reinterpret_cast<uintptr_t>(matrix) % sizeof(float4) == 0;
+  for (const float* row : rows) {
+    is_aligned = is_aligned && reinterpret_cast<uintptr_t>(row) % sizeof(float4) == 0;
   }
-  RowLanes lanes = {0, is_aligned ? dim / 4 : dim};
-  while (lanes.lanes() < kWarpSize && lanes.lanes() < lanes.width) ++lanes.log2_lanes;
-  is_aligned ? launch(lanes, float4()) : launch(lanes, float());
+  if (is_aligned) {
+    launch(RowLanes<float4>(dim));
+  } else {
+    launch(RowLanes<float>(dim));
+  }
+}
+
+__device__ inline float Plus(float a, float b) { return a + b; }
+__device__ inline float4 Plus(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+__device__ inline bool IsFinite(float a) { return isfinite(a); }
+__device__ inline bool IsFinite(float4 a) {
+  return isfinite(a.x) && isfinite(a.y) && isfinite(a.z) && isfinite(a.w);
 }
 
 }  // namespace slipstream

@@ -35,27 +35,25 @@ struct GpuDevice {
  private:
   static absl::Status Copy(OpKernelContext* context, const Tensor& from, cudaMemcpyKind kind,
                            Tensor* to) {
-    if (from.NumElements() == 0) return absl::OkStatus();
-    const cudaStream_t stream = StreamOf(context);
-    TF_RETURN_IF_ERROR(
-        Checked(context, cudaMemcpyAsync(to->data(), from.data(), from.TotalBytes(), kind, stream),
-                "could not copy deferred gradients"));
-    return Checked(context, cudaStreamSynchronize(stream), "could not copy deferred gradients");
+    return CopyAndWait(context, to->data(), from.data(), from.TotalBytes(), kind,
+                       "could not copy deferred gradients");
   }
 };
 
-absl::Status AllocateStep(OpKernelContext* context, int64_t n, int64_t capacity,
+// Allocates a workspace after the query of its size in `bytes`.
+absl::Status AllocateStep(OpKernelContext* context, cudaError_t query, size_t bytes,
                           Tensor* workspace) {
-  if (n > kMaxDeferredRows - capacity) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the step has ", n, " keys and the buffers have capacity ", capacity,
-                     "; expected at most ", kMaxDeferredRows, " in total"));
-  }
-  size_t bytes = 0;
-  TF_RETURN_IF_ERROR(Checked(context, DeferralWorkspaceBytes(n, capacity, &bytes),
-                             "could not compute the size of its workspace"));
+  TF_RETURN_IF_ERROR(Checked(context, query, "could not compute the size of its workspace"));
   return context->allocate_temp(tensorflow::DT_UINT8, TensorShape({static_cast<int64_t>(bytes)}),
                                 workspace);
+}
+
+// Checks the number of rows of a launch.
+absl::Status CheckSize(int64_t n, int64_t capacity) {
+  if (n <= kMaxDeferredRows - capacity) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the step has ", n, " keys and due rows, and the buffers have capacity ",
+                   capacity, "; expected at most ", kMaxDeferredRows, " in total"));
 }
 
 DeviceWorkspace ViewOf(const Tensor& workspace) {
@@ -69,7 +67,10 @@ absl::Status AddOnGpu(OpKernelContext* context, DeferredGradientsResource* resou
   const DeferredBuffers buffers = resource->tensors.View(resource->dim);
   // TensorFlow reuses this memory, and buffers that were replaced, in the order of this stream.
   Tensor workspace;
-  TF_RETURN_IF_ERROR(AllocateStep(context, rows.n, buffers.capacity, &workspace));
+  TF_RETURN_IF_ERROR(CheckSize(rows.n, buffers.capacity));
+  size_t bytes = 0;
+  const cudaError_t query = AddDeferredWorkspaceBytes(rows.n, &bytes);
+  TF_RETURN_IF_ERROR(AllocateStep(context, query, bytes, &workspace));
   return Checked(context,
                  LaunchAddDeferred(StreamOf(context), buffers, rows.keys, rows.gradients, rows.n,
                                    ViewOf(workspace), rows.indices, rows.sums),
@@ -82,20 +83,32 @@ class TakeDueLaunch : public CountedGpuKernel::Launch {
   DeferredTensors tensors;
   std::shared_ptr<const KeySetContent> saturated;
   Tensor due_keys, due_sums;
-  bool is_shadow = false, defers = false;
+  DeferralRule rule;
+  int64_t n = 0;
+  bool is_shadow = false;
 
  private:
   absl::Status SetOutputs(OpKernelContext* context) const override {
-    const auto* counted = static_cast<const StepCounts*>(counts_on_host.data());
+    const auto* counted = static_cast<const DeviceStepCounts*>(counts_on_host.data());
+    const int64_t invalid = counted->invalid_row;
     {
       const DeferredLock lock(resource->mutex);
-      resource->Add(*counted);
+      resource->bound.Finish(rule, n, invalid == 0 ? counted : nullptr);
+      if (invalid == 0) resource->Add(*counted);
+      // The buffers are unchanged, therefore the next step has to flush them.
+      if (invalid != 0) resource->rule.flushes |= rule.flushes;
+    }
+    if (invalid != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "keys[", invalid - 1, "] occurs twice, or the entry at indices[", invalid - 1,
+          "] does not contain this key; expected distinct keys and the indices that "
+          "SlipstreamAddDeferred returned in this step. Sum the gradients of each key first"));
     }
     // The first rows of the full-size buffers, which are freed with these outputs.
     context->set_output(0, due_keys.Slice(0, counted->sent));
     context->set_output(1, due_sums.Slice(0, counted->sent));
     TF_RETURN_IF_ERROR(OutputScalar(context, 2, is_shadow));
-    return OutputScalar(context, 3, defers);
+    return OutputScalar(context, 3, rule.defers);
   }
 };
 
@@ -120,23 +133,28 @@ class TakeDueGpuKernel : public CountedGpuKernel {
     DeferralRule rule = resource->rule;
     ++rule.step;
     launch->is_shadow = resource->is_shadow && !rule.flushes;
-    launch->defers = rule.defers;
-    const int64_t maximum = rows.n + buffers.capacity;
-    TF_RETURN_IF_ERROR(AllocateStep(context, rows.n, buffers.capacity, &launch->workspace));
+    launch->rule = rule;
+    launch->n = rows.n;
+    const int64_t max_due = resource->bound.MaxDue(rule, rows.n, buffers.capacity);
+    TF_RETURN_IF_ERROR(CheckSize(max_due, buffers.capacity));
+    size_t bytes = 0;
+    const cudaError_t query = TakeDueWorkspaceBytes(rows.n, max_due, &bytes);
+    TF_RETURN_IF_ERROR(AllocateStep(context, query, bytes, &launch->workspace));
     TensorShape due_rows;
-    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape({maximum, resource->dim}, &due_rows));
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape({max_due, resource->dim}, &due_rows));
     TF_RETURN_IF_ERROR(
-        context->allocate_temp(tensorflow::DT_INT64, TensorShape({maximum}), &launch->due_keys));
+        context->allocate_temp(tensorflow::DT_INT64, TensorShape({max_due}), &launch->due_keys));
     TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, due_rows, &launch->due_sums));
-    TF_RETURN_IF_ERROR(AllocateCounts(context, sizeof(StepCounts) / sizeof(int64_t), launch));
+    TF_RETURN_IF_ERROR(AllocateCounts(context, sizeof(DeviceStepCounts) / sizeof(int64_t), launch));
     TF_RETURN_IF_ERROR(
         Checked(context,
-                LaunchTakeDue(StreamOf(context), buffers, rule, rows, ViewOf(launch->workspace),
-                              launch->due_keys.flat<int64_t>().data(),
+                LaunchTakeDue(StreamOf(context), buffers, rule, rows, max_due,
+                              ViewOf(launch->workspace), launch->due_keys.flat<int64_t>().data(),
                               launch->due_sums.flat<float>().data(),
-                              static_cast<StepCounts*>(launch->counts.data())),
+                              static_cast<DeviceStepCounts*>(launch->counts.data())),
                 "could not be launched"));
     // The buffers now hold the state after the step.
+    resource->bound.Launch(rows.n);
     resource->rule.step = rule.step;
     resource->rule.flushes = false;
     TF_RETURN_IF_ERROR(CopyCounts(context, launch));

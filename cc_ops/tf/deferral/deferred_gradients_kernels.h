@@ -61,8 +61,8 @@ class DeferredGradientsResource : public tensorflow::ResourceBase {
   // next step.
   DeferralRule rule;
   bool is_shadow = false;
-  // Counts so far. On a GPU the counts of a step arrive after the step, so no size depends on them.
-  StepCounts counts;
+  StepCounts counts;  // Counts of all steps. On a GPU the counts of a step arrive after the step.
+  DueBound bound;     // Used on GPUs only, where it gives the sizes of a step.
 };
 
 using DeferredGradientsRef = tensorflow::core::RefCountPtr<DeferredGradientsResource>;
@@ -206,6 +206,7 @@ absl::Status FlushDeferred(tensorflow::OpKernelContext* context,
     counts.flushed += counts.num_deferred;
     counts.without_gradient += counts.num_deferred;
     counts.num_deferred = 0;
+    resource->bound.Reset(0);
   }
   return absl::OkStatus();
 }
@@ -256,6 +257,7 @@ absl::Status ImportDeferred(tensorflow::OpKernelContext* context,
   TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
                                             contents, resource));
   resource->counts.num_deferred = n;
+  resource->bound.Reset(n);
   // The sums that a flush had made due were replaced.
   resource->rule.flushes = false;
   return absl::OkStatus();

@@ -132,8 +132,7 @@ Computes the sums of a step. This is the first half of a step.
 The buffers do not change.
 
 handle: Scalar. The buffers.
-keys: [n]. Each at most once. Only the CPU checks this; on a GPU, gradients of equal keys may be
-  lost.
+keys: [n]. Each at most once. On a GPU, SlipstreamTakeDue reports a repeated key.
 gradients: [n, dim]. One gradient per key.
 indices: [n]. Position of each key's deferred sum in the buffers, or -1. Input of
   SlipstreamTakeDue.
@@ -159,7 +158,8 @@ Defers or returns the sums of a step. This is the second half of a step.
 
 Sums that may wait are stored in the buffers. Sums that are due are returned. A sum is due if it may not wait, has a value that is not finite, reaches the maximum age or finds no
 room. All sums are due in a flush. While the buffers defer no further gradients, a sum is also due
-at the next gradient of its key. On a GPU a step allocates temporary memory for n + capacity rows.
+at the next gradient of its key. On a GPU a step allocates temporary memory for the rows that may
+leave, which does not depend on the capacity. After an error the sums are unchanged.
 
 handle: Scalar. The buffers.
 saturated: Scalar. A SlipstreamKeySet on the same device with the keys of the saturated rows, which

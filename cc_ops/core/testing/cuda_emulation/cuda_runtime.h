@@ -206,6 +206,8 @@ inline unsigned __float_as_uint(float f) { return slipstream::emulation::BitCast
 inline float __uint_as_float(unsigned u) { return slipstream::emulation::BitCast<float>(u); }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline long max(long a, long b) { return a > b ? a : b; }
+inline long min(long a, long b) { return a < b ? a : b; }
 // In nanoseconds: cudaDevAttrClockRate is 1 GHz.
 inline long long clock64() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
