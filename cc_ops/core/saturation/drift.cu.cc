@@ -2,13 +2,13 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "cc_ops/core/gpu/launch.cu.h"
 #include "cc_ops/core/gpu/row_lanes.cu.h"
 
 namespace slipstream {
 namespace {
-
-constexpr unsigned kFullWarp = 0xffffffffu;
 
 // The distance of a row from its snapshot. Each lane adds its values, then the distances of the
 // other lanes of the row.
@@ -21,8 +21,8 @@ struct Distance<DriftMetric::kLinf> {
   unsigned largest = 0;
 
   __device__ void Add(float a, float b) { largest = max(largest, __float_as_uint(fabsf(a - b))); }
-  __device__ void AddLane(int bits) {
-    largest = max(largest, __shfl_xor_sync(kFullWarp, largest, bits));
+  __device__ void AddLane(unsigned mask, int bits) {
+    largest = max(largest, __shfl_xor_sync(mask, largest, bits));
   }
   __device__ float Result() const { return __uint_as_float(largest); }
 };
@@ -35,7 +35,9 @@ struct Distance<DriftMetric::kL2> {
     const double difference = static_cast<double>(a) - static_cast<double>(b);
     squares += difference * difference;
   }
-  __device__ void AddLane(int bits) { squares += __shfl_xor_sync(kFullWarp, squares, bits); }
+  __device__ void AddLane(unsigned mask, int bits) {
+    squares += __shfl_xor_sync(mask, squares, bits);
+  }
   __device__ float Result() const { return static_cast<float>(sqrt(squares)); }
 };
 
@@ -51,33 +53,31 @@ __device__ void AddTo(Distance<kMetric>* distance, float4 a, float4 b) {
   distance->Add(a.w, b.w);
 }
 
-template <DriftMetric kMetric, class Vector>
-__global__ void RowDriftKernel(const Vector* __restrict__ current,
-                               const Vector* __restrict__ snapshot, int64_t rows, RowLanes lanes,
+template <DriftMetric kMetric, class Lanes>
+__global__ void RowDriftKernel(Lanes lanes, const float* __restrict__ current,
+                               const float* __restrict__ snapshot, int64_t rows,
                                float* __restrict__ drift) {
-  const int64_t first = lanes.RowOfGrid();
-  const int64_t rows_before = threadIdx.x % kWarpSize >> lanes.log2_lanes;
-  // All lanes of a warp make the same number of rounds, because they exchange values.
-  for (int64_t begin = first - rows_before; begin < rows; begin += lanes.RowsOfGrid()) {
-    const int64_t row = begin + rows_before;
-    const int64_t offset = row * lanes.width, width = row < rows ? lanes.width : 0;
+  for (int64_t row = lanes.first_row(); row < rows; row += lanes.rows_of_grid()) {
+    const auto* const a = lanes.Row(current, row);
+    const auto* const b = lanes.Row(snapshot, row);
     Distance<kMetric> distance;
-    for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
-      AddTo(&distance, current[offset + j], snapshot[offset + j]);
+    for (int64_t j = lanes.lane(); j < lanes.width; j += lanes.num_lanes()) {
+      AddTo(&distance, a[j], b[j]);
     }
-    for (int bits = lanes.lanes() / 2; bits > 0; bits /= 2) distance.AddLane(bits);
-    if (row < rows && lanes.Lane() == 0) drift[row] = distance.Result();
+    for (int bits = lanes.num_lanes() / 2; bits > 0; bits /= 2) {
+      distance.AddLane(lanes.mask(), bits);
+    }
+    if (lanes.lane() == 0) drift[row] = distance.Result();
   }
 }
 
 template <DriftMetric kMetric>
 void LaunchMetric(cudaStream_t stream, const float* current, const float* snapshot, int64_t rows,
                   int64_t dim, float* drift) {
-  WithRowLanes(dim, {current, snapshot}, [&](RowLanes lanes, auto vector) {
-    using Vector = decltype(vector);
-    Launch(stream, BlocksFor(rows * lanes.lanes()), RowDriftKernel<kMetric, Vector>,
-           reinterpret_cast<const Vector*>(current), reinterpret_cast<const Vector*>(snapshot),
-           rows, lanes, drift);
+  WithRowLanes(dim, {current, snapshot}, [&](const auto& lanes) {
+    Launch(stream, lanes.BlocksForRows(rows),
+           RowDriftKernel<kMetric, std::decay_t<decltype(lanes)>>, lanes, current, snapshot, rows,
+           drift);
   });
 }
 
