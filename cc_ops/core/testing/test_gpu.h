@@ -48,7 +48,7 @@ template <class T>
 class OnDevice {
  public:
   explicit OnDevice(size_t count) : count_(count) {
-    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), count_ * sizeof(T) + 1), cudaSuccess);
+    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), count_ * sizeof(T)), cudaSuccess);
   }
   explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
     EXPECT_EQ(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),

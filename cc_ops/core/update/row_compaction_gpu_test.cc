@@ -66,7 +66,9 @@ Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked,
     return LaunchCompactRows(stream.get(), input, {workspace.data(), given}, kept_keys.data(),
                              kept_values.data(), counts.data());
   };
-  if (bytes > 0) EXPECT_EQ(launch(bytes - 1), cudaErrorInvalidValue);
+  if (bytes > 0) {
+    EXPECT_EQ(launch(bytes - 1), cudaErrorInvalidValue);
+  }
   EXPECT_EQ(launch(bytes), cudaSuccess);
   stream.Wait();
   const CompactionCounts found = counts.ToHost(1)[0];
