@@ -102,7 +102,8 @@ gpu-test: test-packages $(STAMPS)/tensorflow  ## Compile all for GPUs where nvcc
 	else \
 		if nvidia-smi --list-gpus > /dev/null 2>&1; then task=test; else task=build; fi; \
 		echo "CUDA toolkit found: bazel $$task --config=cuda"; \
-		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/...; \
+		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/... \
+			//cc_ops:gpu_tests; \
 	fi
 
 # Only tests without TensorFlow, because TensorFlow is not built with sanitizers.

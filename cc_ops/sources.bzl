@@ -235,6 +235,9 @@ EMULATION_HDRS = [
 EMULATION_SRCS = [
     "core/testing/cuda_emulation/cuda_emulation.cc",
 ]
+EMULATION_TESTS = [
+    "core/testing/cuda_emulation/cuda_emulation_test.cc",
+]
 
 # For libFuzzer, which is part of clang. `make fuzz` builds it if clang is installed.
 FUZZER_SRCS = [
@@ -264,7 +267,7 @@ GPU_SRCS = [
     "core/hot_keys/hot_key_sketch.cu.cc",
 ]
 
-# Also built without CUDA. In this case the tests are reported as skipped.
+# Each test is built for GPUs (x_gpu_test) and for the emulation (x_emulated_test).
 GPU_TESTS = [
     "core/deferral/deferred_buffers_gpu_test.cc",
     "core/update/row_compaction_gpu_test.cc",

@@ -65,7 +65,9 @@ def test_every_file_is_in_list_for_its_kind(lists):
     tests = files("*_test.cc", under="core")
     gpu_tests = files("*_gpu_test.cc", under="core")
     assert listed(lists, "GPU_TESTS") == gpu_tests
-    assert listed(lists, "CORE_TESTS") == tests - gpu_tests
+    emulation_tests = files("*_test.cc", under="core/testing/cuda_emulation")
+    assert listed(lists, "EMULATION_TESTS") == emulation_tests
+    assert listed(lists, "CORE_TESTS") == tests - gpu_tests - emulation_tests
     assert listed(lists, "GPU_SRCS") == files("*.cu.cc", under="core")
     assert listed(lists, "GPU_HDRS") == files("*.cu.h", under="core")
     assert listed(lists, "TF_GPU_SRCS") == files("*.cu.cc", under="tf")

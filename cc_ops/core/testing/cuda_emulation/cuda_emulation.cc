@@ -3,7 +3,8 @@
 // The threads of a block are fibers on one host thread. A fiber runs until it waits in a collective
 // of its warp or block, or until an atomic lets others run; then any ready thread continues. Blocks
 // run one after the other. The orders of blocks and threads are random. Each stream has a host
-// thread, so that work is asynchronous and copies read their source late, as from pinned memory.
+// thread, which begins late. Therefore results are not there before the host waits for them, and
+// copies read their source late, as from pinned memory.
 //
 // Environment variables:
 //   SLIPSTREAM_EMULATION_SEED        Seed of all orders. Default 1.
@@ -12,10 +13,11 @@
 //
 // The program ends with a message and abort() if threads of a kernel wait for each other or for a
 // thread that has exited, if the block waits at different barriers, if a lane is not in its mask,
-// or if device memory next to an allocation was written. AddressSanitizer finds all accesses
-// outside of allocations, and ThreadSanitizer finds races between threads of a block; collectives
-// order memory for it exactly as far as CUDA guarantees it. Compile this file without
-// -fsanitize=thread, because its own state belongs to no thread of the kernel.
+// if device memory next to an allocation was written, or if a copy or CUB's scratch memory is
+// larger than its allocation. AddressSanitizer finds all accesses outside of allocations, and
+// ThreadSanitizer finds races between threads of a block; collectives order memory for it exactly
+// as far as CUDA guarantees it. Compile this file without -fsanitize=thread, because its own state
+// belongs to no thread of the kernel.
 //
 // Not emulated: the memory model of GPUs, lanes in lockstep, blocks at the same time, and speed.
 #include <ucontext.h>
@@ -79,6 +81,10 @@ void Release(void* tag) {
 constexpr size_t kStackBytes = size_t{128} << 10;
 constexpr unsigned kLanes = 32;
 constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMaxWarps = kMaxThreads / kLanes;
+
+// A stream begins so much later than its work is enqueued, unless the host waits for it.
+constexpr std::chrono::milliseconds kDelay{5};
 
 // A stack that runs the threads of a block, or the stack of the host thread.
 struct Fiber {
@@ -139,7 +145,7 @@ class Device {
       }
       is_last &= warp[other].state == State::kInWarp && warp[other].mask == mask;
     }
-    if (orders_memory) Release(warp);
+    if (orders_memory) Release(Tag(current_ / kLanes));
     if (is_last) {
       for (unsigned to = 0; to < kLanes; ++to) {
         if ((mask >> to & 1) == 0) continue;
@@ -151,7 +157,7 @@ class Device {
     } else {
       Wait(State::kInWarp, line);
     }
-    if (orders_memory) Acquire(warp);
+    if (orders_memory) Acquire(Tag(current_ / kLanes));
     return own.values;
   }
 
@@ -163,7 +169,7 @@ class Device {
       FailAt("threads of a block wait at different barriers; the other is " + Text(barrier_), line);
     }
     own.value = static_cast<uint64_t>(value);
-    Release(&num_arrived_);
+    Release(Tag(kMaxWarps));
     if (++num_arrived_ == threads_.size()) {
       uint64_t sum = 0;
       for (const Thread& thread : threads_) sum += thread.value;
@@ -175,7 +181,7 @@ class Device {
     } else {
       Wait(State::kInBlock, line);
     }
-    Acquire(&num_arrived_);
+    Acquire(Tag(kMaxWarps));
     return static_cast<int>(own.value);
   }
 
@@ -192,6 +198,14 @@ class Device {
 
  private:
   static bool HasTsan() { return __tsan_create_fiber != nullptr; }
+
+  // ThreadSanitizer finds no race between accesses of the same fiber, or between accesses that a tag
+  // orders. Therefore this number of blocks have separate fibers and tags.
+  static constexpr unsigned kSeparateBlocks = 3;
+  static unsigned BlockSlot() { return blockIdx.x % kSeparateBlocks; }
+
+  // The tag of a warp, or of the block (kMaxWarps).
+  char* Tag(unsigned warp) { return &tags_[BlockSlot()][warp]; }
 
   uint64_t Random(uint64_t end) { return Mix64(random_++) % end; }
   Thread& Current() { return threads_[current_]; }
@@ -228,8 +242,9 @@ class Device {
     Fiber*& fiber = threads_[thread].fiber;
     if (fiber != nullptr) return fiber;
     if (HasTsan()) {
-      while (fibers_.size() <= thread) AddFiber();
-      fiber = fibers_[thread].get();
+      const unsigned own = thread * kSeparateBlocks + BlockSlot();
+      while (fibers_.size() <= own) AddFiber();
+      fiber = fibers_[own].get();
     } else {
       if (idle_.empty()) idle_.push_back(AddFiber());
       fiber = idle_.back();
@@ -298,7 +313,7 @@ class Device {
         Current().fiber = own;
         continue;
       }
-      idle_.push_back(own);
+      if (!HasTsan()) idle_.push_back(own);
       Switch(own, ends ? &host_ : FiberOf(current_), true);
     }
   }
@@ -339,7 +354,9 @@ class Device {
   std::vector<unsigned> ready_;
   unsigned current_ = 0, num_exited_ = 0, num_arrived_ = 0;
   Line barrier_;
-  char begin_ = 0, end_ = 0;  // Tags for ThreadSanitizer.
+  // Tags for ThreadSanitizer.
+  char begin_ = 0, end_ = 0;
+  char tags_[kSeparateBlocks][kMaxWarps + 1] = {};
 };
 
 Device& TheDevice() {
@@ -369,20 +386,26 @@ std::map<void*, size_t>& allocations = *new std::map<void*, size_t>;
 
 struct CUstream_st {
   std::deque<std::function<void()>> queue;  // The first is running.
+  bool is_awaited = false;
   bool ends = false;
   std::thread worker;
 
   void Work() {
     std::unique_lock<std::mutex> lock(slipstream::emulation::mutex);
-    for (;;) {
+    for (bool is_idle = true;; is_idle = queue.empty()) {
       slipstream::emulation::changed.wait(lock, [&] { return ends || !queue.empty(); });
       if (queue.empty()) return;
+      if (is_idle) {
+        slipstream::emulation::changed.wait_for(lock, slipstream::emulation::kDelay,
+                                                [&] { return ends || is_awaited; });
+      }
       std::function<void()> work = std::move(queue.front());
       lock.unlock();
       work();
       work = nullptr;
       lock.lock();
       queue.pop_front();
+      is_awaited &= !queue.empty();
       slipstream::emulation::changed.notify_all();
     }
   }
@@ -399,6 +422,10 @@ namespace {
 // Waits for one stream, or for all.
 void WaitFor(cudaStream_t stream) {
   std::unique_lock<std::mutex> lock(mutex);
+  for (const cudaStream_t one : streams) {
+    if (stream == nullptr || stream == one) one->is_awaited = !one->queue.empty();
+  }
+  changed.notify_all();
   changed.wait(lock, [&] {
     if (stream != nullptr) return stream->queue.empty();
     return std::all_of(streams.begin(), streams.end(), [](auto* s) { return s->queue.empty(); });
@@ -410,6 +437,20 @@ void CheckGuard(const char* data, size_t bytes) {
     if (static_cast<unsigned char>(data[i]) != kUnset) {
       Fail("device memory after an allocation of " + std::to_string(bytes) + " bytes was written");
     }
+  }
+}
+
+// Fails if the bytes begin in an allocation and end after it.
+void CheckRange(const void* data, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto after = allocations.upper_bound(const_cast<void*>(data));
+  if (after == allocations.begin()) return;
+  const auto& [first, size] = *std::prev(after);
+  const auto offset =
+      static_cast<size_t>(static_cast<const char*>(data) - static_cast<const char*>(first));
+  if (offset <= size && bytes > size - offset) {
+    Fail(std::to_string(bytes) + " bytes from byte " + std::to_string(offset) +
+         " of an allocation of " + std::to_string(size) + " bytes are used");
   }
 }
 
@@ -437,6 +478,7 @@ cudaError_t EnqueueWithScratch(cudaStream_t stream, void* scratch, size_t needed
     return cudaSuccess;
   }
   if (*bytes < needed) return Report(cudaErrorInvalidValue);
+  CheckRange(scratch, needed);
   Enqueue(stream, [=] {
     std::memset(scratch, kUnset, needed);
     work();
@@ -521,6 +563,8 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
+  *data = nullptr;
+  if (bytes == 0) return cudaSuccess;
   const size_t all = bytes + emulation::kGuard;
   *data = ::operator new(all, emulation::kAlignment, std::nothrow);
   if (*data == nullptr) return Report(cudaErrorMemoryAllocation);
@@ -542,6 +586,8 @@ cudaError_t cudaFree(void* data) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
+  emulation::CheckRange(to, bytes);
+  emulation::CheckRange(from, bytes);
   Enqueue(stream, [=] {
     if (bytes > 0) std::memcpy(to, from, bytes);
   });
@@ -551,6 +597,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  emulation::CheckRange(data, bytes);
   Enqueue(stream, [=] {
     if (bytes > 0) std::memset(data, value, bytes);
   });
