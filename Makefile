@@ -51,7 +51,8 @@ DEBIANS ?= bookworm,trixie
 
 .PHONY: help demo test test-all docs build venv lint format horovod cuda clean test-packages \
 	wheels wheels-test wheel-test \
-	core-test bazel-test gpu-test sanitize fuzz fuzz-core FORCE
+	core-test bazel-test gpu-test sanitize fuzz fuzz-core \
+	emulated-test emulated-test-all emulated-sanitize FORCE
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -67,10 +68,37 @@ TESTED := docs $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools
 
 test: core-test $(TESTED)  ## Tests: C++ by Bazel, Python by pytest, without the slow ones; a wheel
 	@$(PYTEST) $(PYTEST_FLAGS) tests
+	@$(MAKE) --no-print-directory emulated-test
 	@$(MAKE) --no-print-directory wheel-test
 
 test-all: bazel-test gpu-test $(TESTED)  ## All tests: the slow ones, and all that Bazel builds
 	@$(PYTEST) -m '' $(PYTEST_FLAGS) tests
+	@$(MAKE) --no-print-directory emulated-test-all
+
+# Tests with the GPU kernels of the ops on the CPU, on emulated CUDA. A function of these kernels
+# that none of the tests calls is an error.
+EMULATED := $(BIN)/python build_support/emulated_gpu.py
+EMULATED_OPS := $(addprefix tests/ops/test_,classification.py deferral.py drift.py hot_keys.py masking.py)
+EMULATED_TESTS := $(EMULATED_OPS) tests/unit/tables/test_sok.py tests/unit/tables/test_variable_store.py \
+	tests/parallel/sok/test_sok_programs.py::test_masks_in_loop_equal_native_table_masks
+# All tests that reach them.
+EMULATED_ALL := tests/ops tests/parallel/sok tests/unit/engine tests/unit/keras tests/unit/tables \
+	$(addprefix tests/integration/test_,gradient_tape.py keras_embedding.py masked_keras_embedding.py)
+EMULATED_FLAGS := --numprocesses=2 --dist=loadscope --durations=5 -rf $(PYTEST_FLAGS)
+
+emulated-test: $(TESTED)
+	@$(EMULATED) $(EMULATED_FLAGS) -m 'not slow and not cpu_kernel' $(EMULATED_TESTS)
+
+emulated-test-all: $(TESTED)
+	@$(EMULATED) $(EMULATED_FLAGS) -m 'not cpu_kernel' $(EMULATED_ALL)
+
+# Only CUDA kernels are compiled with the sanitizer.
+emulated-sanitize: $(STAMPS)/installed $(STAMPS)/test-tools
+	@for sanitizer in address thread; do \
+		echo "The ops' tests of GPU kernels with -fsanitize=$$sanitizer"; \
+		SLIPSTREAM_SANITIZER=$$sanitizer $(EMULATED) $(EMULATED_FLAGS) \
+			-m 'not slow and not cpu_kernel' $(EMULATED_OPS); \
+	done
 
 # --strict makes warnings about links and docstrings errors. Do not add --quiet, which hides them.
 # The API reference is read from the sources, therefore TensorFlow and the package are not required.
@@ -106,13 +134,14 @@ gpu-test: test-packages $(STAMPS)/tensorflow  ## Compile all for GPUs where nvcc
 			//cc_ops:gpu_tests; \
 	fi
 
-# Only tests without TensorFlow, because TensorFlow is not built with sanitizers.
+# Bazel's tests are without TensorFlow, which is not built with sanitizers.
 sanitize: test-packages $(STAMPS)/tensorflow  ## C++ tests under Address-, UndefinedBehavior- and ThreadSanitizer
 	@for sanitizer in asan tsan; do \
 		echo "bazel test --config=$$sanitizer"; \
 		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) --config=$$sanitizer \
 			//cc_ops:core_tests; \
 	done
+	@$(MAKE) --no-print-directory emulated-sanitize
 
 # A third of the time is for the C++ containers, the rest for readers, checkpoints and ops.
 fuzz: fuzz-core $(STAMPS)/installed $(STAMPS)/test-tools  ## Random input to everything for FUZZ_MINUTES (10)

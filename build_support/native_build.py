@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CC_OPS = os.path.join(ROOT, "cc_ops")
@@ -127,7 +128,7 @@ class NativeBuild:
                 for room in self._rooms("TF_GPU_SRCS"):
                     parts.append(pool.submit(self._compile, room, with_tf))
             for room in self._rooms("TF_SRCS"):
-                parts.append(pool.submit(lambda r=room: self._compile(r, headers.result())))
+                parts.append(pool.submit(lambda r=room: self._compile_room(r, headers.result())))
             try:
                 for number, part in enumerate(as_completed(parts), 1):
                     name, seconds = os.path.basename(part.result()), time.monotonic() - begun
@@ -152,37 +153,49 @@ class NativeBuild:
         """Returns the files of a list in sources.bzl, grouped by folder."""
         return [list(room) for _, room in groupby(self._lists[sources], os.path.dirname)]
 
-    def _units(self) -> tuple[list[tuple[list[str], list[str]]], list[str]]:
+    def _units(self) -> tuple[list[tuple[Any, ...]], list[str]]:
         """Returns core and CUDA sources and a command for other sources.
 
         Returns:
-            A list of (sources, compile command), and the compile command for sources that include
+            A list of arguments of `_compile`, and the compile command for sources that include
             TensorFlow.
         """
         lists, tf = self._lists, self._tf
         own = [self._cxx, "-c", "-fPIC", "-I", ROOT, *lists["COPTS"]]
         with_tf = [*own, *tf["copts"].split(), "-isystem", tf["include_dir"]]
-        nvcc: list[tuple[list[str], list[str]]] = []
+        nvcc: list[tuple[Any, ...]] = []
         if self._cuda:
             on_gpu = ["-D" + lists["GPU_DEFINE"], "-isystem", self._cuda["include_dir"]]
             with_tf += on_gpu
             command = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
             nvcc = [([s], [*command, *on_gpu]) for s in lists["GPU_SRCS"]]
-        core = [([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
+        core: list[tuple[Any, ...]] = [
+            ([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]
+        ]
         return core + nvcc, with_tf
 
-    def _compile(self, sources: list[str], command: list[str]) -> str:
-        """Compiles source files as a unit; returns the object file."""
+    def _compile_room(self, room: list[str], command: list[str]) -> str:
+        """Compiles a room that includes TensorFlow; returns the object file."""
+        return self._compile(room, command)
+
+    def _compile(self, sources: list[str], command: list[str], subfolder: str = "") -> str:
+        """Compiles source files as a unit; returns the object file.
+
+        Args:
+            sources: The files. The object has the name of the last one.
+            command: The compile command, without files.
+            subfolder: Where the object is, in the build folder.
+        """
         *before, last = [os.path.join(CC_OPS, source) for source in sources]
-        stem = os.path.join(self._folder, sources[-1].replace("/", "_"))
+        stem = os.path.join(self._folder, subfolder, sources[-1].replace("/", "_"))
         target, dependencies = stem + ".o", stem + ".d"
         included = [argument for source in before for argument in ("-include", source)]
         command = [*command, *included, "-MMD", "-MF", dependencies, last]
         self._make(target, [*command, "-o", target], lambda: _own_files_in(dependencies))
         return target
 
-    def _link(self, objects: list[str]) -> str:
-        target = os.path.join(self._folder, "_slipstream_ops.so")
+    def _link(self, objects: list[str], subfolder: str = "") -> str:
+        target = os.path.join(self._folder, subfolder, "_slipstream_ops.so")
         command = [self._cxx, "-shared", "-o", target, *objects]
         command += ["-L" + self._tf["lib_dir"], "-l:" + self._tf["lib_name"]]
         command += self._lists["LINKOPTS"]

@@ -356,6 +356,11 @@ TF_GPU_SRCS = [
     "tf/hot_keys/hot_key_kernels.cu.cc",
 ]
 
+# build_support/emulated_gpu.py includes it before the kernels above, to register them for the CPU.
+TF_EMULATION_HDRS = [
+    "tf/base/emulated_gpu.h",
+]
+
 # Disable contraction of multiply-adds, which would make results depend on the compiler.
 COPTS = [
     "-O3",

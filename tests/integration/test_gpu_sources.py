@@ -145,3 +145,29 @@ def test_gpu_test_compiles_without_googletest(
     assert code == 0, text
     assert len(ends) == 14  # Without CUDA the CPU reference runs.
     assert all(end == ("OK" if name.endswith("/Cpu") else "SKIPPED") for name, end in ends.items())
+
+
+@pytest.mark.parametrize("calls", ["AddKernel(); Launch();", "AddKernel();"])
+def test_functions_that_never_ran_are_reported(
+    calls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (ROOT / "build_support").is_dir():
+        pytest.skip(f"the source tree is not in {ROOT}")
+    monkeypatch.syspath_prepend(str(ROOT / "build_support"))
+    import emulated_gpu
+
+    # One kernel and one registration, as the report recognizes them by their names.
+    (tmp_path / "small.cu.cc").write_text(
+        "void AddKernel() {}\nvoid Launch() {}\nnamespace slipstream {\n"
+        f"const auto register_kernel_1 = [] {{ {calls} }};\n}}\n"
+        "int main() { slipstream::register_kernel_1(); }\n"
+    )
+    command = ["g++", "--coverage", str(tmp_path / "small.cu.cc"), "-o", "small"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run([str(tmp_path / "small")], cwd=tmp_path, check=True)
+    misses = "Launch" not in calls
+    assert emulated_gpu.report(tmp_path) == (1 if misses else 0)
+    printed = capsys.readouterr().out
+    missed = "small.cu.cc:2: no test runs this function: void Launch() {}"
+    assert (missed in printed) == misses
+    assert f"1 registered and 1 CUDA kernels, {3 if misses else 4} of 4" in printed

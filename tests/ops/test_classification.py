@@ -651,11 +651,10 @@ def test_invalid_inputs_raise(inputs, message):
         ([1], [0, 1], [0, 1]),
         ([1], [0], []),
         ([1], [0], [[0, 1]]),
-        ([1], [0], [1, 1]),
-        ([1, 2], [0, 0], [0, 2, 1, 2]),
-        ([1, 2], [0, 0], [0, 1]),
-        ([1, 2], [0, 0], [0, 3]),
-        ([1, 2], [0, 0], [-1, 2]),
+        *(
+            pytest.param([1, 2], [0, 0], row_splits, marks=pytest.mark.cpu_kernel)
+            for row_splits in ([1, 2], [0, 2, 1, 2], [0, 1], [0, 3], [-1, 2])
+        ),
     ],
 )
 def test_invalid_lookups_raise(keys, tables, row_splits):

@@ -400,10 +400,10 @@ def test_invalid_gradient_shapes_raise(keys, shape):
         {"sums": [[1.0] * (DIM + 1)] * 2},
         {"may_wait": [True]},
         {"may_wait": True},
-        {"indices": [-1, 0]},
-        {"indices": [-1, 1]},
-        {"indices": [-2, -1]},
-        {"indices": [-1, 4]},
+        *(
+            pytest.param({"indices": indices}, marks=pytest.mark.cpu_kernel)
+            for indices in ([-1, 0], [-1, 1], [-2, -1], [-1, 4])
+        ),
     ],
 )
 def test_rejected_second_call_changes_nothing(change):
@@ -423,6 +423,7 @@ def test_rejected_second_call_changes_nothing(change):
     assert due.keys.shape == (0,) and path.buffer.state().num_deferred == 2
 
 
+@pytest.mark.cpu_kernel
 def test_duplicate_key_raises():
     with pytest.raises(BAD, match=r"keys\[[02]\].*expected distinct keys"):
         BufferPath().step([3, 4, 3])

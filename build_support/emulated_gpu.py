@@ -1,0 +1,153 @@
+"""Runs tests of the package with the GPU kernels of its ops, on the CPU.
+
+    python build_support/emulated_gpu.py tests/ops/test_drift.py
+
+The op library of the tests has the GPU kernels instead of the CPU kernels of the same ops. They and
+the CUDA kernels that they launch are compiled by the host compiler on an emulation of CUDA, see
+cc_ops/core/testing/cuda_emulation. After the tests, functions of GPU sources that never ran are an
+error: add a test that calls them. Arguments are those of pytest.
+
+Environment variables:
+    SLIPSTREAM_SANITIZER: "address" or "thread" compiles with this sanitizer and without the check
+        of functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from native_build import CC_OPS, ROOT, BuildError, NativeBuild
+
+EMULATION = os.path.join(CC_OPS, "core", "testing", "cuda_emulation")
+# Flags by sanitizer. Without one, gcov counts the calls of each function.
+FLAGS = {
+    "": ["--coverage"],
+    "address": ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-g1", "-fsanitize=thread"],
+}
+RUNTIMES = {"address": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0",  # Python and TensorFlow leak at exit.
+    "TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0",
+}
+
+
+class EmulatedBuild(NativeBuild):
+    """A build with GPU kernels in place of CPU kernels. Only units that see CUDA compile again.
+
+    Args:
+        folder: Folder of the normal build.
+        sanitizer: A key of FLAGS.
+    """
+
+    def __init__(self, folder: str, sanitizer: str):
+        super().__init__(folder)
+        self._cuda = None
+        self._sanitizer, self._flags = sanitizer, FLAGS[sanitizer]
+        self._lists["LINKOPTS"] = [*self._lists["LINKOPTS"], *self._flags]
+        self._on_cuda = ["-isystem", EMULATION, "-D" + self._lists["GPU_DEFINE"]]
+        self._subfolder = f"emulated_gpu_{sanitizer}".rstrip("_")
+        self.objects = Path(folder, self._subfolder)
+        self.objects.mkdir(parents=True, exist_ok=True)
+
+    def _units(self) -> tuple[list[tuple[Any, ...]], list[str]]:
+        core, with_tf = super()._units()
+        command = [*core[0][1], *self._on_cuda]
+        kernels = [
+            ([s], [*command, *self._flags], self._subfolder) for s in self._lists["GPU_SRCS"]
+        ]
+        # The emulation tells ThreadSanitizer about its threads and must not be seen itself.
+        flags = [] if self._sanitizer == "thread" else self._flags
+        emulation = [
+            ([s], [*command, *flags], self._subfolder) for s in self._lists["EMULATION_SRCS"]
+        ]
+        return [*core, *kernels, *emulation], with_tf
+
+    def _compile_room(self, room: list[str], command: list[str]) -> str:
+        on_gpu = {s.replace(".cu.cc", ".cc"): s for s in self._lists["TF_GPU_SRCS"]}
+        if on_gpu.keys().isdisjoint(room):
+            return super()._compile_room(room, command)
+        device = os.path.join(CC_OPS, "tf", "base", "emulated_gpu.h")
+        command = [*command, *self._on_cuda, "-include", device]
+        if not self._sanitizer:  # TensorFlow's headers would declare other types than its library.
+            command += self._flags
+        return self._compile([on_gpu.get(s, s) for s in room], command, self._subfolder)
+
+    def _link(self, objects: list[str], subfolder: str = "") -> str:
+        return super()._link(objects, subfolder or self._subfolder)
+
+
+def functions(objects: Path) -> Iterator[tuple[str, int, str, int]]:
+    """Yields file, line, name and number of calls of each compiled function of a GPU source."""
+    for unit in sorted(objects.glob("*.gcno")):
+        told = subprocess.run(
+            ["gcov", "--json-format", "--stdout", str(unit)], capture_output=True, check=True
+        )
+        for line in told.stdout.splitlines():
+            for file in json.loads(line)["files"]:
+                for one in file["functions"] if file["file"].endswith(".cu.cc") else ():
+                    path = os.path.relpath(file["file"], ROOT)
+                    yield path, one["start_line"], one["demangled_name"], one["execution_count"]
+
+
+def report(objects: Path) -> int:
+    """Prints counts, and the functions that never ran. Returns the exit code."""
+    found = list(functions(objects))
+    kernels = {(path, line) for path, line, name, _ in found if re.search(r"Kernel(<.*>)?\(", name)}
+    created = {(path, line) for path, line, name, _ in found if "::register_kernel_" in name}
+    missed = [one for one in found if one[3] == 0]
+    for path, line, name, _ in missed:
+        source = Path(ROOT, path).read_text(encoding="utf-8").splitlines()[line - 1].strip()
+        name = "" if "::register_kernel_" in name else f", {name.removeprefix('slipstream::')[:99]}"
+        print(f"{path}:{line}: no test runs this function: {source}{name}")
+    print(
+        f"GPU code on the CPU: {len(created)} registered and {len(kernels)} CUDA kernels, "
+        f"{len(found) - len(missed)} of {len(found)} compiled functions ran"
+    )
+    return 1 if missed or not created or not kernels else 0
+
+
+def main(arguments: list[str]) -> int:
+    """Builds the library, runs pytest and returns the exit code."""
+    os.chdir(ROOT)  # As setup.py, so that both builds have the same commands and share objects.
+    sanitizer = os.environ.get("SLIPSTREAM_SANITIZER", "")
+    folder = f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    progress = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(progress):
+            build = EmulatedBuild(os.path.join("build", folder), sanitizer)
+            library = os.path.abspath(build.run())
+    except BuildError as error:
+        raise SystemExit(f"{progress.getvalue()}{error}") from None
+    for old in build.objects.glob("*.gcda"):
+        old.unlink()
+    runtimes = [
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in RUNTIMES.get(sanitizer, ())
+    ]
+    environment = {
+        **os.environ,
+        **OPTIONS,
+        "SLIPSTREAM_OPS_LIBRARY": library,
+        "CUDA_VISIBLE_DEVICES": "",
+        "LD_PRELOAD": " ".join(runtimes),
+    }
+    pytest = os.path.join(os.path.dirname(sys.executable), "pytest")
+    tested = subprocess.run([pytest, *arguments], env=environment, check=False).returncode
+    return tested or (0 if sanitizer else report(build.objects))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
