@@ -122,11 +122,6 @@ class NativeBuild:
             # room is a folder of sources that is compiled as a unit.
             headers = pool.submit(self._headers, with_tf)
             parts = [pool.submit(self._compile, *unit) for unit in units]
-            # GPU rooms cannot use the precompiled headers, because they define EIGEN_USE_GPU before
-            # they include TensorFlow, which changes its headers.
-            if self._cuda:
-                for room in self._rooms("TF_GPU_SRCS"):
-                    parts.append(pool.submit(self._compile, room, with_tf))
             for room in self._rooms("TF_SRCS"):
                 parts.append(pool.submit(lambda r=room: self._compile_room(r, headers.result())))
             try:
@@ -154,7 +149,7 @@ class NativeBuild:
         return [list(room) for _, room in groupby(self._lists[sources], os.path.dirname)]
 
     def _units(self) -> tuple[list[tuple[Any, ...]], list[str]]:
-        """Returns core and CUDA sources and a command for other sources.
+        """Returns the units that do not use the precompiled headers, and a command for the others.
 
         Returns:
             A list of arguments of `_compile`, and the compile command for sources that include
@@ -163,16 +158,17 @@ class NativeBuild:
         lists, tf = self._lists, self._tf
         own = [self._cxx, "-c", "-fPIC", "-I", ROOT, *lists["COPTS"]]
         with_tf = [*own, *tf["copts"].split(), "-isystem", tf["include_dir"]]
-        nvcc: list[tuple[Any, ...]] = []
+        on_gpu: list[str] = []
+        gpu: list[tuple[Any, ...]] = []
         if self._cuda:
             on_gpu = ["-D" + lists["GPU_DEFINE"], "-isystem", self._cuda["include_dir"]]
-            with_tf += on_gpu
-            command = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
-            nvcc = [([s], [*command, *on_gpu]) for s in lists["GPU_SRCS"]]
-        core: list[tuple[Any, ...]] = [
-            ([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]
-        ]
-        return core + nvcc, with_tf
+            nvcc = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
+            gpu = [([s], [*nvcc, *on_gpu]) for s in lists["GPU_SRCS"]]
+            # These rooms cannot use the precompiled headers, because they define EIGEN_USE_GPU
+            # before they include TensorFlow, which changes its headers.
+            gpu += [(room, [*with_tf, *on_gpu]) for room in self._rooms("TF_GPU_SRCS")]
+        core = [([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
+        return [*gpu, *core, (lists["BUILD_INFO_SRCS"], [*with_tf, *on_gpu])], with_tf
 
     def _compile_room(self, room: list[str], command: list[str]) -> str:
         """Compiles a room that includes TensorFlow; returns the object file."""

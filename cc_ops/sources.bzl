@@ -304,7 +304,6 @@ TF_HDRS = [
     "tf/exchange/row_dtype.h",
 ]
 TF_SRCS = [
-    "tf/base/build_info.cc",
     "tf/base/kernel_values.cc",
     "tf/base/shapes.cc",
     "tf/containers/key_table_kernels.cc",
@@ -343,6 +342,11 @@ TF_SRCS = [
     "tf/exchange/message_kernels.cc",
     "tf/exchange/pulled_lookup_kernels.cc",
     "tf/exchange/pulled_lookup_ops.cc",
+]
+
+# Depends on whether the library has GPU kernels. All other sources compile once for both builds.
+BUILD_INFO_SRCS = [
+    "tf/base/build_info.cc",
 ]
 
 # Kernels for DEVICE_GPU. They call the launchers above and contain no device code. The host
