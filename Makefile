@@ -35,6 +35,9 @@ NETWORK_PACKAGES := ip:iproute2
 BROWSER_PACKAGES := $(if $(shell command -v chromium-browser google-chrome),,chromium:chromium)
 MPI_PACKAGES := mpicxx:libopenmpi-dev mpirun:openmpi-bin
 TEST_TOOLS := hypothesis matplotlib pytest pytest-xdist tensorboard
+# nvcc 13.0, for machines without a CUDA toolkit.
+NVCC_PACKAGES := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
+	nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
 LINT_TOOLS := check-jsonschema clang-format mypy ruff
 DOC_TOOLS := 'mkdocs==1.*' 'mkdocs-material==9.*' 'mkdocstrings[python]==1.*' 'mkdocstrings-python==2.*' ruff
 
@@ -44,6 +47,8 @@ SOURCES := setup.py pyproject.toml MANIFEST.in \
 		\( -name '*.py' -o -name '*.h' -o -name '*.cc' -o -name '*.bzl' -o -name 'py.typed' \))
 # The list of sources. Its content changes when a source is added or removed.
 SOURCE_LIST := $(STAMPS)/sources.txt
+# The op library with GPU kernels, in a folder that Python does not search, for tests.
+WITH_CUDA := $(VENV)/with_cuda/slipstream_tf/_slipstream_ops.so
 
 # TensorFlow releases for `make wheels`, and Debian releases for `make wheels-test`.
 RELEASES ?= 2.18,2.19,2.20,2.21
@@ -64,7 +69,7 @@ demo: $(STAMPS)/installed  ## Measure the layer's speed, and skipping compared w
 # Note: `python -m pytest` would add this folder to sys.path and test the sources instead of the
 # installed package. CONTRIBUTING.md lists the tests that only test-all runs.
 PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadscope
-TESTED := docs $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools
+TESTED := docs $(STAMPS)/installed $(WITH_CUDA) $(STAMPS)/horovod $(STAMPS)/test-tools
 
 test: core-test $(TESTED)  ## Tests: C++ by Bazel, Python by pytest, without the slow ones; a wheel
 	@$(PYTEST) $(PYTEST_FLAGS) tests
@@ -116,23 +121,19 @@ test-packages:
 			|| echo "No browser: tests of the report's page will be skipped."; \
 	fi
 
-# Bazel only analyzes the other targets, because pip builds the same list of sources.
-core-test: test-packages $(STAMPS)/tensorflow
+# core_gpu is only compiled. Bazel only analyzes the other targets, because pip builds the same list of sources.
+core-test: test-packages $(STAMPS)/tensorflow $(STAMPS)/nvcc
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) build $(BAZEL_FLAGS) --nobuild //...
-	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //cc_ops:core_tests
+	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //cc_ops:core_tests //cc_ops:core_gpu
 
 bazel-test: test-packages $(STAMPS)/tensorflow
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...
 
-gpu-test: test-packages $(STAMPS)/tensorflow  ## Compile all for GPUs where nvcc is found; run the tests where a GPU is
-	@if [ -z "$$($(BIN)/python build_support/find_cuda.py)" ]; then \
-		echo "No CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH): nothing is compiled for GPUs"; \
-	else \
-		if nvidia-smi --list-gpus > /dev/null 2>&1; then task=test; else task=build; fi; \
-		echo "CUDA toolkit found: bazel $$task --config=cuda"; \
-		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/... \
-			//cc_ops:gpu_tests; \
-	fi
+gpu-test: test-packages $(STAMPS)/tensorflow $(STAMPS)/nvcc  ## Compile all for GPUs; run the tests where a GPU is
+	@if nvidia-smi --list-gpus > /dev/null 2>&1; then task=test; else task=build; fi; \
+	echo "bazel $$task --config=cuda"; \
+	PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/... \
+		//cc_ops:gpu_tests
 
 # Bazel's tests are without TensorFlow, which is not built with sanitizers.
 sanitize: test-packages $(STAMPS)/tensorflow  ## C++ tests under Address-, UndefinedBehavior- and ThreadSanitizer
@@ -206,7 +207,7 @@ wheel-test: $(STAMPS)/installed
 
 horovod: $(STAMPS)/horovod  ## Build Horovod for the environment's TensorFlow (Gloo; MPI with apt's Open MPI)
 
-cuda: $(STAMPS)/tensorflow  ## Install with the CUDA kernels (needs nvcc 12 or 13)
+cuda: $(STAMPS)/tensorflow $(STAMPS)/nvcc  ## Install with the CUDA kernels
 	@SLIPSTREAM_WITH_CUDA=1 $(PIP) install .
 	@touch $(STAMPS)/installed
 
@@ -228,6 +229,23 @@ $(STAMPS)/tensorflow: $(STAMPS)/tensorflow.txt | $(BIN)/python
 $(STAMPS)/installed: $(STAMPS)/tensorflow $(SOURCE_LIST) $(SOURCES)
 	@echo "Building and installing slipstream_tf"
 	@$(PIP) install '.[report]'
+	@touch $@
+
+# A toolkit outside of the environment is used instead.
+$(STAMPS)/nvcc: Makefile | $(BIN)/python
+	@case "$$($(BIN)/python build_support/find_cuda.py)" in \
+		"" | *"home=$(abspath $(VENV))/"*) echo "Installing nvcc"; \
+			$(PIP) install --no-deps $(NVCC_PACKAGES);; \
+	esac
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# As users install it. Reuses the objects of the installation. A kernel that spills registers is an
+# error here.
+$(WITH_CUDA): $(STAMPS)/installed $(STAMPS)/nvcc
+	@echo "Building slipstream_tf with GPU kernels"
+	@SLIPSTREAM_WITH_CUDA=1 NVCC_APPEND_FLAGS=-Xptxas=-warn-spills,-Werror \
+		$(PIP) install --no-deps --upgrade --target=$(VENV)/with_cuda .
 	@touch $@
 
 $(STAMPS)/test-tools: $(STAMPS)/tensorflow Makefile

@@ -36,7 +36,7 @@ def find_toolkit() -> dict[str, str]:
     toolkit = find_cuda()
     if not toolkit:
         named = os.environ.get("CUDA_HOME")
-        place = f"CUDA_HOME={named}" if named else "/usr/local/cuda, nor by an nvcc on PATH"
+        place = f"CUDA_HOME={named}" if named else "/usr/local/cuda, on PATH or from PyPI"
         raise SystemExit(
             f"No CUDA toolkit (nvcc, cuda_runtime.h, libcudart_static.a) in {place}. The launchers "
             "cannot be compiled. Install CUDA 12 or 13, or set CUDA_HOME."

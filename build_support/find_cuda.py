@@ -1,6 +1,7 @@
 """Prints the paths of the CUDA toolkit, one KEY=VALUE per line.
 
-The search order is CUDA_HOME, /usr/local/cuda, nvcc on PATH. The output is empty without a toolkit.
+The search order is CUDA_HOME, /usr/local/cuda, nvcc on PATH, NVIDIA's packages from PyPI for this
+interpreter. The output is empty without a toolkit.
 third_party/bazel/cuda_configure.bzl and setup.py run this script.
 """
 
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 
 def _home_of(nvcc: str) -> str:
@@ -49,7 +51,9 @@ def find_cuda() -> dict[str, str]:
     nvcc = shutil.which("nvcc")
     if found is None and nvcc is not None:
         found = _toolkit(_home_of(nvcc), nvcc)
-    return found or {}
+    # Packages for CUDA 12 and earlier do not contain nvcc.
+    installed = os.path.join(sysconfig.get_path("purelib"), "nvidia", "cu13")
+    return found or _toolkit(installed, os.path.join(installed, "bin", "nvcc")) or {}
 
 
 if __name__ == "__main__":

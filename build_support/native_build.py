@@ -78,7 +78,7 @@ def find_cuda() -> dict[str, str]:
         named = os.environ.get("CUDA_HOME")
         raise BuildError(
             "slipstream_tf: SLIPSTREAM_WITH_CUDA=1, but no CUDA toolkit (nvcc, cuda_runtime.h, "
-            f"libcudart_static.a) was found in {named or '/usr/local/cuda or by nvcc on PATH'}. "
+            f"libcudart_static.a) was found in {named or '/usr/local/cuda, on PATH or from PyPI'}. "
             "Set CUDA_HOME."
         )
     return cuda

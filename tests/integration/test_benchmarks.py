@@ -439,13 +439,16 @@ def test_gpu_launchers_name_missing_toolkit(
 
 @pytest.mark.slow
 @needs_sources
-def test_gpu_launchers_compile(tmp_path: Path) -> None:
+def test_gpu_launchers_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = subprocess.run(
         [sys.executable, str(BENCHMARKS.parent / "build_support" / "find_cuda.py")],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     if not found.stdout:
-        pytest.skip("no CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH)")
+        pytest.skip("no CUDA toolkit (CUDA_HOME, /usr/local/cuda, nvcc on PATH or from PyPI)")
+    # Isolated Python, as below, does not find packages from PyPI.
+    toolkit = dict(line.split("=", 1) for line in found.stdout.splitlines())
+    monkeypatch.setenv("CUDA_HOME", toolkit["home"])
     flags = [f"--build={tmp_path / 'build'}"]
     # Compiling for one architecture is faster.
     flags += [] if shutil.which("nvidia-smi") else ["--architectures=90"]
@@ -453,7 +456,8 @@ def test_gpu_launchers_compile(tmp_path: Path) -> None:
     program = str(BENCHMARKS / "gpu_launchers.py")
     done = subprocess.run(
         [sys.executable, "-I", "-S", program, *flags, "--compile_only"],
-        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False,
+        env={name: os.environ[name] for name in ("PATH", "CUDA_HOME")},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = tmp_path / "build" / "gpu_launchers"
