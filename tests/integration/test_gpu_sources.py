@@ -43,6 +43,43 @@ def test_library_with_cuda_loads_without_gpu_and_has_all_kernels() -> None:
     assert set(done.stdout.split()) == set.union(*registered)
 
 
+# What ptxas reports for two kernels of this project and one of CUB.
+FAKE_NVCC = """#!/bin/sh
+cat >&2 <<'END'
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN10slipstream12_GLOBAL__N_114RowDriftKernelILNS_11DriftMetricE1EEEvPKfS4_llPf' for 'sm_90'
+ptxas info    : Function properties for x
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 34 registers, used 0 barriers
+ptxas info    : Compiling entry function '_ZN10slipstream12_GLOBAL__N_113CountUpKernelElPi' for 'sm_90'
+ptxas info    : Function properties for x
+    16 bytes stack frame, 16 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 24 registers, used 1 barriers, 16 bytes cumulative stack size, 1184 bytes smem
+ptxas info    : Compiling entry function '_ZN3cub11EmptyKernelIvEEvv' for 'sm_90'
+ptxas info    : Function properties for x
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 4 registers, used 0 barriers
+END
+"""  # noqa: E501
+
+
+def test_registers_prints_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart_static.a"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(FAKE_NVCC)
+        (tmp_path / file).chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/gpu/registers.py")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    kernels = [line for line in done.stdout.splitlines() if "saturation/drift.cu.cc" in line]
+    assert kernels == [
+        "| saturation/drift.cu.cc | CountUpKernel | 24 | 16 | 20 | 1184 |",
+        "| saturation/drift.cu.cc | RowDriftKernel<1> | 34 | 0 | 0 | 0 |",
+    ]
+
+
 # One test per kind of outcome. Also checks that an `else` after the macro belongs to the user's
 # code.
 SMALL_TESTS = """
