@@ -80,6 +80,7 @@ PLACEMENTS: dict[str, list[str]] = {
     "sharded": ["--placement=sharded"],
 }
 RANKS = 2
+# With 256 examples per batch, sums of gradients by key have one chunk (kRowsPerChunk), as in 0.2.
 SIZES = ["--max_examples=40000", "--batch_size=256", "--window_steps=8", "--threads=1"]
 CLICKS, SCHEMA = 40_000, {
     "label": "clicked",

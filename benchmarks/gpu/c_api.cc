@@ -46,9 +46,9 @@ SLIPSTREAM_C_API int slipstream_row_drift(cudaStream_t stream, const float* curr
 }
 
 // Returns the size of the workspace in bytes, or -1 after an error.
-SLIPSTREAM_C_API int64_t slipstream_compaction_workspace(int64_t n, int deduplicate) {
+SLIPSTREAM_C_API int64_t slipstream_compaction_workspace(int64_t n, int64_t dim, int deduplicate) {
   size_t bytes = 0;
-  const cudaError_t error = CompactRowsWorkspaceBytes<int64_t>(n, deduplicate != 0, &bytes);
+  const cudaError_t error = CompactRowsWorkspaceBytes<int64_t>(n, dim, deduplicate != 0, &bytes);
   return error == cudaSuccess ? static_cast<int64_t>(bytes) : -1;
 }
 

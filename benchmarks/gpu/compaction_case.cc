@@ -56,7 +56,7 @@ void MeasureOne(Bench* bench, const Gradients& gradients, const OnDevice<float>&
   const OnDevice<float> kept_rows(n * dim);
   const OnDevice<CompactionCounts> counts(1);
   size_t workspace_bytes = 0;
-  Check(CompactRowsWorkspaceBytes<int64_t>(n, deduplicate, &workspace_bytes),
+  Check(CompactRowsWorkspaceBytes<int64_t>(n, dim, deduplicate, &workspace_bytes),
         "CompactRowsWorkspaceBytes");
   const OnDevice<char> workspace(static_cast<int64_t>(workspace_bytes));
   const int64_t read = 8 * n + 4 * dim * unmasked, written = (8 + 4 * dim) * expected.kept();

@@ -74,7 +74,7 @@ class Launchers:
         """
         n, dim = rows.shape
         flag = ctypes.c_int(deduplicate)
-        space, size = self._workspace("compaction", _I64(n), flag)
+        space, size = self._workspace("compaction", _I64(n), _I64(dim), flag)
         kept, sums, counts = self._empty((n,), np.int64), self._empty((n, dim)), self._counts(2)
         self.call("compact_rows", keys, rows, _I64(n), _I64(dim), ctypes.byref(masked.table), flag,
                   space, size, kept, sums, counts)  # fmt: skip

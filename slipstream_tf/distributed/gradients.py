@@ -187,7 +187,7 @@ class GradientExchange:
         return summed
 
     def _add_up(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Sums the rows of each index, in order.
+        """Sums the rows of each index in a fixed order.
 
         Otherwise Horovod would send duplicate rows.
         """

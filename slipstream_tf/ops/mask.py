@@ -67,14 +67,15 @@ def mask_gradients(
     """Removes the rows of the keys in a set.
 
     Removed rows are not read. Values of other rows that are not finite are passed through. The
-    result is bitwise reproducible. The op has no gradient.
+    result is bitwise reproducible, and the same on CPUs and GPUs. The op has no gradient.
 
     Args:
         gradients: Indices int32 or int64 [n], values float32 [n, ...].
         masked_keys: The keys of the rows to remove.
-        deduplicate: Whether to sum the rows of each key first, in the order of the input. The
-            remaining indices are then ascending and unique. If not, all rows are separate and their
-            order is kept.
+        deduplicate: Whether to sum the rows of each key first, in the order of the input. More than
+            256 rows of a key are summed in chunks of 256, and then the sums of the chunks in order.
+            The remaining indices are then ascending and unique. If not, all rows are separate and
+            their order is kept.
 
     Returns:
         The remaining slices and the numbers of rows.

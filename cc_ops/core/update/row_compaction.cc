@@ -17,6 +17,24 @@ struct Item {
 // Minimum number of positions per task, below which a task costs more than it saves.
 constexpr int64_t kPositionsPerTask = 4096;
 
+// Sums the rows at order[i], i in [begin, end); see kRowsPerChunk. Not inlined, because few keys
+// need it.
+[[gnu::noinline]] void SumInChunks(const float* rows, int64_t dim, const int64_t* order,
+                                   int64_t begin, int64_t end, float* sum) {
+  std::vector<float> sum_of_chunk(static_cast<size_t>(dim));
+  for (int64_t i = begin; i < end;) {
+    float* const target = i == begin ? sum : sum_of_chunk.data();
+    std::copy_n(rows + order[i] * dim, dim, target);
+    const int64_t end_of_chunk = std::min(end, i + kRowsPerChunk);
+    for (++i; i < end_of_chunk; ++i) {
+      const float* row = rows + order[i] * dim;
+      for (int64_t j = 0; j < dim; ++j) target[j] += row[j];
+    }
+    if (target == sum) continue;
+    for (int64_t j = 0; j < dim; ++j) sum[j] += target[j];
+  }
+}
+
 }  // namespace
 
 template <class Key>
@@ -90,6 +108,10 @@ void RowCompaction::Write(const Key* keys, const float* rows, int64_t dim, const
       const Run& run = runs_[r];
       kept_keys[r] = keys[PositionOf(run.begin)];
       float* sum = kept_rows + r * dim;
+      if (run.end - run.begin > kRowsPerChunk) {
+        SumInChunks(rows, dim, order_.data(), run.begin, run.end, sum);
+        continue;
+      }
       std::copy_n(rows + PositionOf(run.begin) * dim, dim, sum);
       for (int64_t i = run.begin + 1; i < run.end; ++i) {
         const float* row = rows + PositionOf(i) * dim;

@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "cc_ops/core/gpu/launch.cu.h"
+#include "cc_ops/core/gpu/row_lanes.cu.h"
 #include "cc_ops/core/gpu/scan_and_sort.cu.h"
+#include "cc_ops/core/update/row_compaction.h"
 
 namespace slipstream {
 namespace {
@@ -14,8 +16,8 @@ namespace {
 template <class Key>
 struct Workspace {
   // Assigns the parts from `base`, which may be null to compute only the total size.
-  cudaError_t Layout(void* base, int64_t n, bool deduplicate) {
-    cudaError_t error = ScanBytes(n, &scratch_bytes);
+  cudaError_t Layout(void* base, int64_t n, int64_t dim, bool deduplicate) {
+    cudaError_t error = ScanBytes(n + 1, &scratch_bytes);
     if (error != cudaSuccess) return error;
     if (deduplicate) {
       size_t sort_bytes = 0;
@@ -24,21 +26,26 @@ struct Workspace {
       scratch_bytes = std::max(scratch_bytes, sort_bytes);
     }
     WorkspaceParts parts(base);
-    targets = parts.Take<int32_t>(n);
+    targets = parts.Take<int32_t>(n + 1);
     if (deduplicate) {
       sorted_keys = parts.Take<Key>(n);
       positions = parts.Take<int32_t>(n);
       sorted_positions = parts.Take<int32_t>(n);
+      num_chunks = (n - 1) / kRowsPerChunk + 1;
+      sums_of_chunks = parts.Take<float>(num_chunks * dim);
     }
     scratch = parts.Take<char>(static_cast<int64_t>(scratch_bytes));
     bytes = parts.bytes();
     return cudaSuccess;
   }
 
-  int32_t* targets = nullptr;  // 1 where an output row begins; later its index in the output.
+  // [n + 1]; 1 at the first row of each kept key, replaced by the number of 1s before.
+  int32_t* targets = nullptr;
   Key* sorted_keys = nullptr;
   int32_t* positions = nullptr;
   int32_t* sorted_positions = nullptr;
+  int64_t num_chunks = 0;
+  float* sums_of_chunks = nullptr;  // [num_chunks, dim]; see Chunk.
   void* scratch = nullptr;
   size_t scratch_bytes = 0;
   size_t bytes = 0;
@@ -50,7 +57,7 @@ __global__ void CountUpKernel(int64_t n, int32_t* __restrict__ values) {
   }
 }
 
-// Returns whether an output row begins at i: everywhere, or where the sorted keys change.
+// Returns whether i is the first row of a key. Without sorting, each row is.
 template <class Key>
 __device__ bool IsHead(const Key* keys, int64_t i, bool is_sorted) {
   return !is_sorted || i == 0 || keys[i] != keys[i - 1];
@@ -62,50 +69,142 @@ __global__ void FlagKernel(CompactionInput<Key> input, int32_t* __restrict__ fla
                            CompactionCounts* __restrict__ counts) {
   const Key* __restrict__ keys = input.keys;
   const int64_t n = input.n;
-  const int64_t step = ThreadsOfGrid();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
+  int64_t heads = 0;
   // All threads of a block make the same number of rounds, because they count together.
-  for (int64_t begin = first; begin < n; begin += step) {
+  for (int64_t begin = first; begin <= n; begin += ThreadsOfGrid()) {
     const int64_t i = begin + threadIdx.x;
     const bool is_head = i < n && IsHead(keys, i, input.deduplicate);
-    const bool is_kept = is_head && !input.masked.Contains(keys[i]);
-    if (i < n) flags[i] = is_kept ? 1 : 0;
-    const int heads = __syncthreads_count(is_head);
-    const int kept = __syncthreads_count(is_kept);
-    if (threadIdx.x == 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&counts->offered),
-                static_cast<unsigned long long>(heads));
-      atomicAdd(reinterpret_cast<unsigned long long*>(&counts->kept),
-                static_cast<unsigned long long>(kept));
+    if (i <= n) flags[i] = is_head && !input.masked.Contains(keys[i]) ? 1 : 0;
+    heads += __syncthreads_count(is_head);
+  }
+  if (threadIdx.x == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&counts->offered),
+              static_cast<unsigned long long>(heads));
+  }
+}
+
+// Returns whether i is the first row of a kept key. Its output row is then targets[i].
+__device__ bool IsKept(const int32_t* targets, int64_t i) { return targets[i + 1] != targets[i]; }
+
+// Returns the first position of the key at `at` in sorted keys.
+template <class Key>
+__device__ int64_t FirstOfKey(const Key* keys, int64_t at) {
+  int64_t first = at;
+  for (int64_t below = -1; first - below > 1;) {
+    const int64_t middle = below + (first - below) / 2;
+    (keys[middle] == keys[at] ? first : below) = middle;
+  }
+  return first;
+}
+
+// Returns the end of the rows of the key at `at` in sorted keys, or `limit` if it is lower. Few
+// rows per key need few loads.
+template <class Key>
+__device__ int64_t EndOfKey(const Key* keys, int64_t at, int64_t limit) {
+  const Key key = keys[at];
+  int64_t last = at, step = 1;
+  for (; last + step < limit && keys[last + step] == key; step *= 2) last += step;
+  for (int64_t end = last + step < limit ? last + step : limit;;) {
+    if (end - last <= 1) return end;
+    const int64_t middle = last + (end - last) / 2;
+    (keys[middle] == key ? last : end) = middle;
+  }
+}
+
+// A chunk of the rows of a key after its first chunk; see kRowsPerChunk. The number of a chunk is
+// begin / kRowsPerChunk. Numbers are unique, because these chunks begin at least kRowsPerChunk
+// apart, also if their keys differ. The chunks of a key have consecutive numbers.
+struct Chunk {
+  int64_t head;  // First position of the key.
+  int64_t begin;
+};
+
+// Returns the chunk with the number; `begin` is `head` if there is no such chunk.
+template <class Key>
+__device__ Chunk ChunkOf(int64_t number, const Key* keys, int64_t n) {
+  const int64_t at = number * kRowsPerChunk;
+  if (at == 0 || keys[at] != keys[at - 1]) return {at, at};
+  const int64_t head = FirstOfKey(keys, at);
+  const int64_t begin = at + (kRowsPerChunk - (at - head) % kRowsPerChunk) % kRowsPerChunk;
+  return {head, begin < n && keys[begin] == keys[at] ? begin : head};
+}
+
+__device__ float Sum(float a, float b) { return a + b; }
+__device__ float4 Sum(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+// Returns sum + value_at(begin) + ... + value_at(end - 1), added in this order. Loads kAtOnce
+// values before it adds them, because a load takes much longer than an addition.
+template <int kAtOnce, class Vector, class ValueAt>
+__device__ Vector SumOf(Vector sum, int64_t begin, int64_t end, const ValueAt& value_at) {
+  Vector values[kAtOnce];
+  for (; begin + kAtOnce <= end; begin += kAtOnce) {
+    for (int i = 0; i < kAtOnce; ++i) values[i] = value_at(begin + i);
+    for (int i = 0; i < kAtOnce; ++i) sum = Sum(sum, values[i]);
+  }
+  for (; begin < end; ++begin) sum = Sum(sum, value_at(begin));
+  return sum;
+}
+
+// Sums the rows of each chunk of the kept keys. Lanes that share a row handle either the chunk with
+// a number, or the first chunk of the key that begins at a position. The former are before the
+// latter, because they have more rows.
+template <class Key, class Vector>
+__global__ void SumKernel(CompactionInput<Key> input, Workspace<Key> parts, RowLanes lanes,
+                          Key* __restrict__ kept_keys, Vector* __restrict__ kept_rows,
+                          CompactionCounts* __restrict__ counts) {
+  const Key* __restrict__ keys = input.keys;
+  const auto* __restrict__ rows = reinterpret_cast<const Vector*>(input.rows);
+  const int32_t* __restrict__ order = parts.sorted_positions;
+  const int32_t* __restrict__ targets = parts.targets;
+  const int64_t n = input.n, width = lanes.width;
+  if (ThreadOfGrid() == 0) counts->kept = targets[n];
+  for (int64_t item = lanes.RowOfGrid(); item < parts.num_chunks + n; item += lanes.RowsOfGrid()) {
+    int64_t begin;
+    Vector* sum;
+    if (item < parts.num_chunks) {
+      const Chunk chunk = ChunkOf(item, keys, n);
+      if (chunk.begin == chunk.head || !IsKept(targets, chunk.head)) continue;
+      begin = chunk.begin;
+      sum = reinterpret_cast<Vector*>(parts.sums_of_chunks) + item * width;
+    } else {
+      begin = item - parts.num_chunks;
+      if (!IsKept(targets, begin)) continue;
+      if (lanes.Lane() == 0) kept_keys[targets[begin]] = keys[begin];
+      sum = kept_rows + targets[begin] * width;
+    }
+    if (!input.deduplicate) {
+      for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
+        sum[j] = rows[begin * width + j];
+      }
+      continue;
+    }
+    const int64_t limit = begin + kRowsPerChunk < n ? begin + kRowsPerChunk : n;
+    const int64_t end = EndOfKey(keys, begin, limit);
+    for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
+      const auto value_at = [=](int64_t i) { return rows[order[i] * width + j]; };
+      sum[j] = SumOf<4>(value_at(begin), begin + 1, end, value_at);
     }
   }
 }
 
-// One warp per position; a warp exits where no output row begins. One warp sums all rows of a key
-// in order, so that the sum equals the CPU's.
-template <class Key>
-__global__ void WriteKernel(CompactionInput<Key> input, const int32_t* __restrict__ order,
-                            const int32_t* __restrict__ targets, Key* __restrict__ kept_keys,
-                            float* __restrict__ kept_rows) {
+// Adds the sums of the other chunks of each kept key to the sum of its first chunk. The lanes of
+// the second chunk do it.
+template <class Key, class Vector>
+__global__ void AddChunksKernel(CompactionInput<Key> input, Workspace<Key> parts, RowLanes lanes,
+                                Vector* __restrict__ kept_rows) {
   const Key* __restrict__ keys = input.keys;
-  const float* __restrict__ rows = input.rows;
-  const int64_t n = input.n, dim = input.dim;
-  const bool is_sorted = input.deduplicate;
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t step = ThreadsOfGrid() / kWarpSize;
-  for (int64_t i = ThreadOfGrid() / kWarpSize; i < n; i += step) {
-    const Key key = keys[i];
-    if (!IsHead(keys, i, is_sorted) || input.masked.Contains(key)) continue;
-    const int64_t target = targets[i];
-    if (lane == 0) kept_keys[target] = key;
-    for (int64_t j = lane; j < dim; j += kWarpSize) {
-      float sum = rows[(is_sorted ? order[i] : i) * dim + j];
-      if (is_sorted) {
-        for (int64_t other = i + 1; other < n && keys[other] == key; ++other) {
-          sum += rows[order[other] * dim + j];
-        }
-      }
-      kept_rows[target * dim + j] = sum;
+  const auto* __restrict__ sums = reinterpret_cast<const Vector*>(parts.sums_of_chunks);
+  const int64_t width = lanes.width;
+  for (int64_t i = lanes.RowOfGrid(); i < parts.num_chunks; i += lanes.RowsOfGrid()) {
+    const Chunk chunk = ChunkOf(i, keys, input.n);
+    const bool is_second = chunk.begin == chunk.head + kRowsPerChunk;
+    if (!is_second || !IsKept(parts.targets, chunk.head)) continue;
+    const int64_t rows = EndOfKey(keys, chunk.begin, input.n) - chunk.begin;
+    const int64_t end = i + (rows + kRowsPerChunk - 1) / kRowsPerChunk;
+    Vector* const sum = kept_rows + parts.targets[chunk.head] * width;
+    for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
+      sum[j] = SumOf<8>(sum[j], i, end, [=](int64_t other) { return sums[other * width + j]; });
     }
   }
 }
@@ -113,12 +212,12 @@ __global__ void WriteKernel(CompactionInput<Key> input, const int32_t* __restric
 }  // namespace
 
 template <class Key>
-cudaError_t CompactRowsWorkspaceBytes(int64_t n, bool deduplicate, size_t* bytes) {
+cudaError_t CompactRowsWorkspaceBytes(int64_t n, int64_t dim, bool deduplicate, size_t* bytes) {
   *bytes = 0;
   if (n > kMaxCompactedRows) return cudaErrorInvalidValue;
   if (n == 0) return cudaSuccess;
   Workspace<Key> workspace;
-  const cudaError_t error = workspace.Layout(nullptr, n, deduplicate);
+  const cudaError_t error = workspace.Layout(nullptr, n, dim, deduplicate);
   *bytes = workspace.bytes;
   return error;
 }
@@ -132,7 +231,7 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& i
   cudaError_t error = cudaMemsetAsync(counts, 0, sizeof(*counts), stream);
   if (error != cudaSuccess || n == 0) return error;
   Workspace<Key> parts;
-  error = parts.Layout(workspace.data, n, input.deduplicate);
+  error = parts.Layout(workspace.data, n, input.dim, input.deduplicate);
   if (error != cudaSuccess) return error;
   if (workspace.data == nullptr || parts.bytes > workspace.bytes) return cudaErrorInvalidValue;
 
@@ -145,16 +244,24 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& i
     if (error != cudaSuccess) return error;
     ordered.keys = parts.sorted_keys;
   }
-  Launch(stream, BlocksFor(n), FlagKernel<Key>, ordered, parts.targets, counts);
-  error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n, parts.targets);
+  Launch(stream, BlocksFor(n + 1), FlagKernel<Key>, ordered, parts.targets, counts);
+  error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n + 1, parts.targets);
   if (error != cudaSuccess) return error;
-  Launch(stream, BlocksFor(n * kWarpSize), WriteKernel<Key>, ordered, parts.sorted_positions,
-         parts.targets, kept_keys, kept_rows);
+  WithRowLanes(input.dim, {input.rows, kept_rows}, [&](RowLanes lanes, auto vector) {
+    using Vector = decltype(vector);
+    auto* const sums = reinterpret_cast<Vector*>(kept_rows);
+    Launch(stream, BlocksFor((parts.num_chunks + n) * lanes.lanes()), SumKernel<Key, Vector>,
+           ordered, parts, lanes, kept_keys, sums, counts);
+    if (parts.num_chunks > 1) {
+      Launch(stream, BlocksFor(parts.num_chunks * lanes.lanes()), AddChunksKernel<Key, Vector>,
+             ordered, parts, lanes, sums);
+    }
+  });
   return cudaGetLastError();
 }
 
-template cudaError_t CompactRowsWorkspaceBytes<int32_t>(int64_t, bool, size_t*);
-template cudaError_t CompactRowsWorkspaceBytes<int64_t>(int64_t, bool, size_t*);
+template cudaError_t CompactRowsWorkspaceBytes<int32_t>(int64_t, int64_t, bool, size_t*);
+template cudaError_t CompactRowsWorkspaceBytes<int64_t>(int64_t, int64_t, bool, size_t*);
 template cudaError_t LaunchCompactRows(cudaStream_t, const CompactionInput<int32_t>&,
                                        const DeviceWorkspace&, int32_t*, float*, CompactionCounts*);
 template cudaError_t LaunchCompactRows(cudaStream_t, const CompactionInput<int64_t>&,

@@ -13,6 +13,11 @@
 
 namespace slipstream {
 
+// Rows of one key are summed in chunks of this size, so that threads of a GPU share the rows of a
+// frequent key: first the rows of each chunk in input order, then the sums of the chunks in order.
+// Sums of at most this number of rows are therefore sums in input order.
+constexpr int64_t kRowsPerChunk = 256;
+
 // Plans, then writes, so that the caller can allocate outputs of the right size in between. Results
 // do not depend on the number of threads.
 class RowCompaction {
@@ -37,7 +42,7 @@ class RowCompaction {
   // Number of rows that are kept.
   int64_t kept() const { return static_cast<int64_t>(runs_.size()); }
 
-  // Writes the kept rows. Rows of one key are summed in input order.
+  // Writes the kept rows. Rows of one key are summed; see kRowsPerChunk for the order.
   //
   //   keys, rows            [n] and [n, dim], row-major, of the last Plan.
   //   kept_keys, kept_rows  [kept()] and [kept(), dim], owned by the caller.

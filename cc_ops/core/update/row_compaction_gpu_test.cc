@@ -2,13 +2,15 @@
 //
 // Fixed cases have known results. Results for generated rows must not depend on the number of
 // threads and must be bit-identical on a GPU. tests/ops/test_masking.py compares the CPU with the
-// definition. Without a GPU, its tests are reported as skipped.
+// definition. Without a GPU, the tests for it are reported as skipped.
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "cc_ops/core/base/hash.h"
 #include "cc_ops/core/base/parallel.h"
 #include "cc_ops/core/containers/key_set.h"
 #include "cc_ops/core/testing/test_gpu.h"
@@ -55,14 +57,19 @@ Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked,
       std::vector<KeySetEntry>(view.entries, view.entries + view.capacity));
   view.entries = entries.data();
   size_t bytes = 0;
-  EXPECT_EQ(CompactRowsWorkspaceBytes<Key>(n, deduplicate, &bytes), cudaSuccess);
+  EXPECT_EQ(CompactRowsWorkspaceBytes<Key>(n, dim, deduplicate, &bytes), cudaSuccess);
   OnDevice<char> workspace(bytes);
   OnDevice<Key> keys(rows.keys), kept_keys(rows.keys.size());
-  OnDevice<float> values(rows.values), kept_values(rows.values.size());
+  // Rows of an odd n are not aligned for loads of several floats.
+  const auto shift = static_cast<size_t>(n % 2);
+  std::vector<float> shifted(rows.values);
+  shifted.insert(shifted.begin(), shift, 0.0f);
+  OnDevice<float> values(shifted), kept_values(rows.values.size());
   OnDevice<CompactionCounts> counts(1);
   const TestStream stream;
   const auto launch = [&](size_t given) {
-    const CompactionInput<Key> input = {keys.data(), values.data(), n, dim, view, deduplicate};
+    const CompactionInput<Key> input = {keys.data(), values.data() + shift, n, dim, view,
+                                        deduplicate};
     return LaunchCompactRows(stream.get(), input, {workspace.data(), given}, kept_keys.data(),
                              kept_values.data(), counts.data());
   };
@@ -140,8 +147,8 @@ KeySet EveryThirdOf(int64_t different_keys) {
 }
 
 TEST_P(RowCompactionTest, EqualsSingleCpuThread) {
-  for (int64_t n : {0, 1, 2, 255, 256, 257, 5000, 30000}) {
-    for (int64_t dim : {0, 1, 3, 16, 33}) {
+  for (int64_t n : {0, 1, 2, 255, 256, 257, 5000}) {
+    for (int64_t dim : {0, 1, 3, 4, 16, 33}) {
       for (int64_t different_keys : {1, 5, 4000}) {
         const KeySet masked = EveryThirdOf(different_keys);
         ExpectEqualsOneThread(SomeRows<int64_t>(n, dim, different_keys), dim, masked);
@@ -149,6 +156,66 @@ TEST_P(RowCompactionTest, EqualsSingleCpuThread) {
       }
     }
   }
+  // Enough for several tasks per thread, and for several rounds of a warp.
+  ExpectEqualsOneThread(SomeRows<int64_t>(30000, 4, 4000), 4, EveryThirdOf(4000));
+}
+
+TEST_P(RowCompactionTest, AddsRowsInOrderWithinChunks) {
+  constexpr float kLarge = 1 << 24;  // Adding 1 to it changes nothing.
+  Rows<int64_t> rows, expected;
+  const auto add = [&](int64_t key, int64_t count, float sum) {
+    for (int64_t i = 0; i < count; ++i) {
+      rows.keys.push_back(key);
+      rows.values.push_back(i == 0 ? kLarge : 1.0f);
+    }
+    expected.keys.push_back(key);
+    expected.values.push_back(sum);
+    ++expected.offered;
+  };
+  add(1, kRowsPerChunk, kLarge);
+  // The last row is a chunk.
+  add(2, kRowsPerChunk + 1, kLarge);
+  add(3, kRowsPerChunk + 2, kLarge + 2);
+  add(4, 1, kLarge);
+  add(5, 3 * kRowsPerChunk, kLarge + 2 * kRowsPerChunk);
+  add(6, 3 * kRowsPerChunk + 10, kLarge + 2 * kRowsPerChunk + 10);
+  ExpectEqual(Compact(rows, 1, KeySet(), true), expected, "keys in chunks");
+}
+
+// Returns the sum of the values in chunks, as the header defines it.
+float SumInChunks(const std::vector<float>& values) {
+  std::vector<float> sums;
+  for (size_t i = 0; i < values.size(); ++i) {
+    i % kRowsPerChunk == 0 ? sums.push_back(values[i]) : void(sums.back() += values[i]);
+  }
+  float sum = sums[0];
+  for (size_t chunk = 1; chunk < sums.size(); ++chunk) sum += sums[chunk];
+  return sum;
+}
+
+TEST_P(RowCompactionTest, SumsManyFrequentKeysInChunks) {
+  constexpr int64_t kDim = 8, kKeys = 40;
+  // Key k has about 30 k rows in total, which are spread over the batch.
+  Rows<int64_t> rows = SomeRows<int64_t>(kKeys * kKeys * 15, kDim, 1);
+  for (size_t i = 0; i < rows.keys.size(); ++i) {
+    const auto random = static_cast<int64_t>(Mix64(i) % (kKeys * kKeys));
+    rows.keys[i] = static_cast<int64_t>(std::sqrt(static_cast<double>(random)));
+  }
+  const KeySet masked = EveryThirdOf(kKeys + 2);
+  Rows<int64_t> expected;
+  expected.offered = kKeys;
+  for (int64_t key = 0; key < kKeys; ++key) {
+    if (masked.Contains(key)) continue;
+    expected.keys.push_back(key);
+    for (int64_t j = 0; j < kDim; ++j) {
+      std::vector<float> values;
+      for (size_t i = 0; i < rows.keys.size(); ++i) {
+        if (rows.keys[i] == key) values.push_back(rows.values[i * kDim + j]);
+      }
+      expected.values.push_back(SumInChunks(values));
+    }
+  }
+  ExpectEqual(Compact(rows, kDim, masked, true), expected, "spread keys");
 }
 
 TEST_P(RowCompactionTest, HandlesNoAndAllRowsMasked) {

@@ -47,7 +47,7 @@ REGISTER_OP("SlipstreamMaskGradients")
 Removes the gradient rows of masked keys.
 
 Masked rows are removed from the output, not set to zero, and their values are never read. The
-result has the same bits for any number of threads.
+result has the same bits for any number of threads and on GPUs.
 
 handle: Scalar. A SlipstreamKeySet with the masked keys.
 keys: [n]. The key of each row.
@@ -57,7 +57,8 @@ kept_gradients: [kept, ...]. The remaining rows.
 masked: Scalar, in host memory. Number of removed rows: offered - kept.
 offered: Scalar, in host memory. Number of rows before masking: n, or the number of different keys
   with `deduplicate`.
-deduplicate: Whether the rows of equal keys are summed first, in the order of the input. The kept
+deduplicate: Whether the rows of equal keys are summed first, in the order of the input. More than
+  256 rows of a key are summed in chunks of 256, and then the sums of the chunks in order. The kept
   keys then ascend. Otherwise all rows keep the order of the input.
 )doc");
 
