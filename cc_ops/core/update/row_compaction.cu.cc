@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cc_ops/core/gpu/launch.cu.h"
 #include "cc_ops/core/gpu/row_lanes.cu.h"
@@ -130,9 +131,6 @@ __device__ Chunk ChunkOf(int64_t number, const Key* keys, int64_t n) {
   return {head, begin < n && keys[begin] == keys[at] ? begin : head};
 }
 
-__device__ float Sum(float a, float b) { return a + b; }
-__device__ float4 Sum(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
-
 // Returns sum + value_at(begin) + ... + value_at(end - 1), added in this order. Loads kAtOnce
 // values before it adds them, because a load takes much longer than an addition.
 template <int kAtOnce, class Vector, class ValueAt>
@@ -140,26 +138,29 @@ __device__ Vector SumOf(Vector sum, int64_t begin, int64_t end, const ValueAt& v
   Vector values[kAtOnce];
   for (; begin + kAtOnce <= end; begin += kAtOnce) {
     for (int i = 0; i < kAtOnce; ++i) values[i] = value_at(begin + i);
-    for (int i = 0; i < kAtOnce; ++i) sum = Sum(sum, values[i]);
+    for (int i = 0; i < kAtOnce; ++i) sum = Plus(sum, values[i]);
   }
-  for (; begin < end; ++begin) sum = Sum(sum, value_at(begin));
+  for (; begin < end; ++begin) sum = Plus(sum, value_at(begin));
   return sum;
 }
 
 // Sums the rows of each chunk of the kept keys. Lanes that share a row handle either the chunk with
 // a number, or the first chunk of the key that begins at a position. The former are before the
 // latter, because they have more rows.
-template <class Key, class Vector>
-__global__ void SumKernel(CompactionInput<Key> input, Workspace<Key> parts, RowLanes lanes,
-                          Key* __restrict__ kept_keys, Vector* __restrict__ kept_rows,
+template <class Key, class Lanes>
+__global__ void SumKernel(CompactionInput<Key> input, Workspace<Key> parts, Lanes lanes,
+                          Key* __restrict__ kept_keys,
+                          typename Lanes::Value* __restrict__ kept_rows,
                           CompactionCounts* __restrict__ counts) {
+  using Vector = typename Lanes::Value;
   const Key* __restrict__ keys = input.keys;
   const auto* __restrict__ rows = reinterpret_cast<const Vector*>(input.rows);
   const int32_t* __restrict__ order = parts.sorted_positions;
   const int32_t* __restrict__ targets = parts.targets;
   const int64_t n = input.n, width = lanes.width;
   if (ThreadOfGrid() == 0) counts->kept = targets[n];
-  for (int64_t item = lanes.RowOfGrid(); item < parts.num_chunks + n; item += lanes.RowsOfGrid()) {
+  for (int64_t item = lanes.first_row(); item < parts.num_chunks + n;
+       item += lanes.rows_of_grid()) {
     int64_t begin;
     Vector* sum;
     if (item < parts.num_chunks) {
@@ -170,18 +171,18 @@ __global__ void SumKernel(CompactionInput<Key> input, Workspace<Key> parts, RowL
     } else {
       begin = item - parts.num_chunks;
       if (!IsKept(targets, begin)) continue;
-      if (lanes.Lane() == 0) kept_keys[targets[begin]] = keys[begin];
+      if (lanes.lane() == 0) kept_keys[targets[begin]] = keys[begin];
       sum = kept_rows + targets[begin] * width;
     }
     if (!input.deduplicate) {
-      for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
+      for (int64_t j = lanes.lane(); j < width; j += lanes.num_lanes()) {
         sum[j] = rows[begin * width + j];
       }
       continue;
     }
     const int64_t limit = begin + kRowsPerChunk < n ? begin + kRowsPerChunk : n;
     const int64_t end = EndOfKey(keys, begin, limit);
-    for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
+    for (int64_t j = lanes.lane(); j < width; j += lanes.num_lanes()) {
       const auto value_at = [=](int64_t i) { return rows[order[i] * width + j]; };
       sum[j] = SumOf<4>(value_at(begin), begin + 1, end, value_at);
     }
@@ -190,20 +191,21 @@ __global__ void SumKernel(CompactionInput<Key> input, Workspace<Key> parts, RowL
 
 // Adds the sums of the other chunks of each kept key to the sum of its first chunk. The lanes of
 // the second chunk do it.
-template <class Key, class Vector>
-__global__ void AddChunksKernel(CompactionInput<Key> input, Workspace<Key> parts, RowLanes lanes,
-                                Vector* __restrict__ kept_rows) {
+template <class Key, class Lanes>
+__global__ void AddChunksKernel(CompactionInput<Key> input, Workspace<Key> parts, Lanes lanes,
+                                typename Lanes::Value* __restrict__ kept_rows) {
+  using Vector = typename Lanes::Value;
   const Key* __restrict__ keys = input.keys;
   const auto* __restrict__ sums = reinterpret_cast<const Vector*>(parts.sums_of_chunks);
   const int64_t width = lanes.width;
-  for (int64_t i = lanes.RowOfGrid(); i < parts.num_chunks; i += lanes.RowsOfGrid()) {
+  for (int64_t i = lanes.first_row(); i < parts.num_chunks; i += lanes.rows_of_grid()) {
     const Chunk chunk = ChunkOf(i, keys, input.n);
     const bool is_second = chunk.begin == chunk.head + kRowsPerChunk;
     if (!is_second || !IsKept(parts.targets, chunk.head)) continue;
     const int64_t rows = EndOfKey(keys, chunk.begin, input.n) - chunk.begin;
     const int64_t end = i + (rows + kRowsPerChunk - 1) / kRowsPerChunk;
     Vector* const sum = kept_rows + parts.targets[chunk.head] * width;
-    for (int64_t j = lanes.Lane(); j < width; j += lanes.lanes()) {
+    for (int64_t j = lanes.lane(); j < width; j += lanes.num_lanes()) {
       sum[j] = SumOf<8>(sum[j], i, end, [=](int64_t other) { return sums[other * width + j]; });
     }
   }
@@ -247,14 +249,14 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& i
   Launch(stream, BlocksFor(n + 1), FlagKernel<Key>, ordered, parts.targets, counts);
   error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n + 1, parts.targets);
   if (error != cudaSuccess) return error;
-  WithRowLanes(input.dim, {input.rows, kept_rows}, [&](RowLanes lanes, auto vector) {
-    using Vector = decltype(vector);
-    auto* const sums = reinterpret_cast<Vector*>(kept_rows);
-    Launch(stream, BlocksFor((parts.num_chunks + n) * lanes.lanes()), SumKernel<Key, Vector>,
-           ordered, parts, lanes, kept_keys, sums, counts);
+  WithRowLanes(input.dim, {input.rows, kept_rows}, [&](const auto& lanes) {
+    using Lanes = std::decay_t<decltype(lanes)>;
+    auto* const sums = reinterpret_cast<typename Lanes::Value*>(kept_rows);
+    Launch(stream, lanes.BlocksForRows(parts.num_chunks + n), SumKernel<Key, Lanes>, ordered, parts,
+           lanes, kept_keys, sums, counts);
     if (parts.num_chunks > 1) {
-      Launch(stream, BlocksFor(parts.num_chunks * lanes.lanes()), AddChunksKernel<Key, Vector>,
-             ordered, parts, lanes, sums);
+      Launch(stream, lanes.BlocksForRows(parts.num_chunks), AddChunksKernel<Key, Lanes>, ordered,
+             parts, lanes, sums);
     }
   });
   return cudaGetLastError();
