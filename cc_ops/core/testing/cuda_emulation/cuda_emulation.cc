@@ -15,7 +15,7 @@
 // thread that has exited, if the block waits at different barriers, if a lane is not in its mask,
 // if device memory next to an allocation was written, or if a copy or CUB's scratch memory is
 // larger than its allocation. AddressSanitizer finds all accesses outside of allocations, and
-// ThreadSanitizer finds races between threads of a block; collectives order memory for it exactly
+// ThreadSanitizer finds races between threads of a kernel; collectives order memory for it exactly
 // as far as CUDA guarantees it. Compile this file without -fsanitize=thread, because its own state
 // belongs to no thread of the kernel.
 //
@@ -199,7 +199,7 @@ class Device {
  private:
   static bool HasTsan() { return __tsan_create_fiber != nullptr; }
 
-  // ThreadSanitizer finds no race between accesses of the same fiber, or between accesses that a tag
+  // ThreadSanitizer finds no race between accesses of one fiber, or between accesses that a tag
   // orders. Therefore this number of blocks have separate fibers and tags.
   static constexpr unsigned kSeparateBlocks = 3;
   static unsigned BlockSlot() { return blockIdx.x % kSeparateBlocks; }
