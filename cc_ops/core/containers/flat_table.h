@@ -101,7 +101,7 @@ struct FlatTableView {
 
   SLIPSTREAM_HOST_DEVICE Entry Load(int64_t position) const {
 #ifdef __CUDA_ARCH__
-    // Otherwise the compiler loads each field on its own.
+    // Otherwise the compiler loads the fields one by one.
     if constexpr (sizeof(Entry) == sizeof(longlong2) && alignof(Entry) == alignof(longlong2)) {
       const longlong2 bits = reinterpret_cast<const longlong2*>(entries)[position];
       Entry entry;

@@ -26,7 +26,7 @@ std::vector<float> Shifted(const std::vector<float>& values, int64_t count) {
   return shifted;
 }
 
-// shift: number of floats by which both matrices are not aligned.
+// shift: position of the first row in an aligned array of floats.
 std::vector<float> DriftOnGpu(const std::vector<float>& current, const std::vector<float>& snapshot,
                               int64_t rows, int64_t dim, DriftMetric metric, int64_t shift = 0) {
   OnDevice<float> a(Shifted(current, shift)), b(Shifted(snapshot, shift));

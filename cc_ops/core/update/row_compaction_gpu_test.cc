@@ -60,7 +60,7 @@ Rows<Key> CompactOnGpu(const Rows<Key>& rows, int64_t dim, const KeySet& masked,
   EXPECT_EQ(CompactRowsWorkspaceBytes<Key>(n, dim, deduplicate, &bytes), cudaSuccess);
   OnDevice<char> workspace(bytes);
   OnDevice<Key> keys(rows.keys), kept_keys(rows.keys.size());
-  // Rows of an odd n are not aligned for loads of several floats.
+  // Rows of an odd n are not aligned to 16 bytes.
   const auto shift = static_cast<size_t>(n % 2);
   std::vector<float> shifted(rows.values);
   shifted.insert(shifted.begin(), shift, 0.0f);
@@ -156,12 +156,12 @@ TEST_P(RowCompactionTest, EqualsSingleCpuThread) {
       }
     }
   }
-  // Enough for several tasks per thread, and for several rounds of a warp.
+  // Enough for two tasks per thread, and for two rounds of a warp.
   ExpectEqualsOneThread(SomeRows<int64_t>(30000, 4, 4000), 4, EveryThirdOf(4000));
 }
 
 TEST_P(RowCompactionTest, AddsRowsInOrderWithinChunks) {
-  constexpr float kLarge = 1 << 24;  // Adding 1 to it changes nothing.
+  constexpr float kLarge = 1 << 24;  // Equal to kLarge + 1, rounded to float.
   Rows<int64_t> rows, expected;
   const auto add = [&](int64_t key, int64_t count, float sum) {
     for (int64_t i = 0; i < count; ++i) {
