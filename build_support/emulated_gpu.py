@@ -36,9 +36,13 @@ FLAGS = {
     "thread": ["-g1", "-fsanitize=thread"],
 }
 RUNTIMES = {"address": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
+# Python and TensorFlow leak at exit, and allocate in signal handlers. pytest would hide reports on
+# stderr, therefore they go to files.
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0",  # Python and TensorFlow leak at exit.
-    "TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0",
+    "ASAN_OPTIONS": "detect_leaks=0:log_path={log}",
+    "TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0:ignore_interceptors_accesses=1"
+    ":suppressions={ignored}:log_path={log}",
+    "UBSAN_OPTIONS": "print_stacktrace=1:log_path={log}",
 }
 
 
@@ -57,7 +61,7 @@ class EmulatedBuild(NativeBuild):
         self._lists["LINKOPTS"] = [*self._lists["LINKOPTS"], *self._flags]
         self._on_cuda = ["-isystem", EMULATION, "-D" + self._lists["GPU_DEFINE"]]
         self._subfolder = f"emulated_gpu_{sanitizer}".rstrip("_")
-        self.objects = Path(folder, self._subfolder)
+        self.objects = Path(folder, self._subfolder).resolve()
         self.objects.mkdir(parents=True, exist_ok=True)
 
     def _units(self) -> tuple[list[tuple[Any, ...]], list[str]]:
@@ -129,8 +133,13 @@ def main(arguments: list[str]) -> int:
             library = os.path.abspath(build.run())
     except BuildError as error:
         raise SystemExit(f"{progress.getvalue()}{error}") from None
-    for old in build.objects.glob("*.gcda"):
+    for old in (*build.objects.glob("*.gcda"), *build.objects.glob("report.*")):
         old.unlink()
+    # ThreadSanitizer does not see how the threads of TensorFlow and of CPU kernels wait for each
+    # other. Only accesses of CUDA kernels count.
+    ignored = build.objects / "ignored.txt"
+    ignored.write_text("race:operator new\nrace:operator delete\n", encoding="utf-8")
+    log = build.objects / "report"
     runtimes = [
         subprocess.run(
             ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
@@ -139,13 +148,15 @@ def main(arguments: list[str]) -> int:
     ]
     environment = {
         **os.environ,
-        **OPTIONS,
+        **{name: value.format(log=log, ignored=ignored) for name, value in OPTIONS.items()},
         "SLIPSTREAM_OPS_LIBRARY": library,
         "CUDA_VISIBLE_DEVICES": "",
         "LD_PRELOAD": " ".join(runtimes),
     }
     pytest = os.path.join(os.path.dirname(sys.executable), "pytest")
     tested = subprocess.run([pytest, *arguments], env=environment, check=False).returncode
+    for found in sorted(build.objects.glob("report.*")):
+        print(found.read_text(encoding="utf-8", errors="replace"))
     return tested or (0 if sanitizer else report(build.objects))
 
 
