@@ -7,6 +7,7 @@ may run at a time. `make test` uses two processes.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shlex
@@ -45,6 +46,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "jobs" if nodeid.startswith(JOBS) else nodeid.partition("::")[0]
 
     return Scheduler(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collect_and_freeze() -> None:
+    """Excludes objects of earlier files from garbage collections.
+
+    Models and graphs of finished tests remain in caches of Keras and TensorFlow. Otherwise each
+    full collection, of which some tests request many, would visit all of them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Servers:

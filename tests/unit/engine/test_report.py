@@ -81,8 +81,6 @@ def test_reports_keep_order_in_checkpoint() -> None:
 
 
 def test_old_report_uses_at_most_an_eighth_of_new_report() -> None:
-    gc.collect()
-    gc.freeze()  # Exclude the objects of other tests from collection.
     tracemalloc.start()
     log, used = ReportLog(), []
     for window in range(8 * BLOCK):
@@ -91,7 +89,6 @@ def test_old_report_uses_at_most_an_eighth_of_new_report() -> None:
             used.append(tracemalloc.get_traced_memory()[0])
         log.append(report_of(window, tables=10))
     tracemalloc.stop()
-    gc.unfreeze()
     new, old = used[1] - used[0], (used[-1] - used[2]) / (len(used) - 3)
     assert old < new / 8, (old, new)
 
