@@ -18,6 +18,9 @@ CLANG ?= $(shell echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) 
 	| clang++ -x c++ -fsanitize=fuzzer -o /dev/null - 2> /dev/null && command -v clang++)
 BAZEL_FLAGS ?= --color=no --noshow_progress
 
+# Two pip processes disturb each other in one environment.
+.NOTPARALLEL:
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -56,7 +59,7 @@ DEBIANS ?= bookworm,trixie
 
 .PHONY: help demo test test-all docs build venv lint format horovod cuda clean test-packages \
 	wheels wheels-test wheel-test \
-	core-test bazel-test gpu-test sanitize fuzz fuzz-core \
+	tested core-test bazel-test gpu-test sanitize fuzz fuzz-core \
 	emulated-test emulated-test-all emulated-sanitize FORCE
 
 help:  ## This list
@@ -69,12 +72,22 @@ demo: $(STAMPS)/installed  ## Measure the layer's speed, and skipping compared w
 # Note: `python -m pytest` would add this folder to sys.path and test the sources instead of the
 # installed package. CONTRIBUTING.md lists the tests that only test-all runs.
 PYTEST := $(BIN)/pytest --numprocesses=2 --dist=loadscope
-TESTED := docs $(STAMPS)/installed $(WITH_CUDA) $(STAMPS)/horovod $(STAMPS)/test-tools
+INSTALLED := $(STAMPS)/installed $(STAMPS)/horovod $(STAMPS)/test-tools
+TESTED := docs $(INSTALLED) $(WITH_CUDA)
 
-test: core-test $(TESTED)  ## Tests: C++ by Bazel, Python by pytest, without the slow ones; a wheel
-	@$(PYTEST) $(PYTEST_FLAGS) tests
-	@$(MAKE) --no-print-directory emulated-test
-	@$(MAKE) --no-print-directory wheel-test
+# Two commands of each line run at the same time: downloads, links, tests on disk and ranks that wait
+# for each other leave cores idle. A failure of either fails make.
+SUBMAKE := $(MAKE) --no-print-directory
+EMULATED_LOG := $(STAMPS)/emulated-test.log
+
+test: test-packages $(STAMPS)/tensorflow $(STAMPS)/nvcc  ## Tests: C++ by Bazel, Python by pytest, without the slow ones; a wheel
+	@$(SUBMAKE) core-test & code=0; $(SUBMAKE) tested || code=$$?; wait $$! || code=$$?; exit $$code
+	@echo "The output of emulated-test is after that of pytest."
+	@nice -n 10 $(SUBMAKE) emulated-test > $(EMULATED_LOG) 2>&1 & code=0; \
+	$(PYTEST) $(PYTEST_FLAGS) tests || code=$$?; wait $$! || code=$$?; cat $(EMULATED_LOG); exit $$code
+	@$(SUBMAKE) wheel-test
+
+tested: $(TESTED)
 
 test-all: bazel-test gpu-test $(TESTED)  ## All tests: the slow ones, and all that Bazel builds
 	@$(PYTEST) -m '' $(PYTEST_FLAGS) tests
@@ -91,10 +104,10 @@ EMULATED_ALL := tests/ops tests/parallel/sok tests/unit/engine tests/unit/keras 
 	$(addprefix tests/integration/test_,gradient_tape.py keras_embedding.py masked_keras_embedding.py)
 EMULATED_FLAGS := --numprocesses=2 --dist=loadscope --durations=5 -rf $(PYTEST_FLAGS)
 
-emulated-test: $(TESTED)
+emulated-test: $(INSTALLED)
 	@$(EMULATED) $(EMULATED_FLAGS) -m 'not slow and not cpu_kernel' $(EMULATED_TESTS)
 
-emulated-test-all: $(TESTED)
+emulated-test-all: $(INSTALLED)
 	@$(EMULATED) $(EMULATED_FLAGS) -m 'not cpu_kernel' $(EMULATED_ALL)
 
 # Only CUDA kernels are compiled with the sanitizer.
