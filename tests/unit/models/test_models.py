@@ -230,9 +230,10 @@ def test_models_overfit_thousand_examples(name, batch_norm):
     embeddings = EmbeddingCollection(tables, optimizers.Adam(0.03))
     widths = {"dlrm": {"top": [256, 128, 1]}}.get(name, {"deep": [256, 128]})
     model = MODELS[name](embeddings=embeddings, batch_norm=batch_norm, **widths)
-    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["AUC"])
-    model.fit({"keys": keys, "dense": dense}, labels, batch_size=100, epochs=60, verbose=0)
-    auc = model.evaluate({"keys": keys, "dense": dense}, labels, verbose=0)[1]
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+    epochs = {"dlrm": 60}.get(name, 30)
+    model.fit({"keys": keys, "dense": dense}, labels, batch_size=100, epochs=epochs, verbose=0)
+    auc = keras.metrics.AUC()(labels, model.predict({"keys": keys, "dense": dense}, verbose=0))
     assert auc > 0.95
 
 

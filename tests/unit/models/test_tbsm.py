@@ -328,6 +328,6 @@ def test_model_overfits_thousand_examples():
     tables = [Table(name, DIM, combiner=None) for name in keys]
     layer = EmbeddingCollection(tables, optimizers.Adam(0.03))
     model = TBSM(layer, 0, step=[32, 16], heads=2, top=[128, 64, 1])
-    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["AUC"])
-    model.fit({"keys": keys}, labels, batch_size=100, epochs=60, verbose=0)
-    assert model.evaluate({"keys": keys}, labels, verbose=0)[1] > 0.95
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+    model.fit({"keys": keys}, labels, batch_size=100, epochs=30, verbose=0)
+    assert keras.metrics.AUC()(labels, model.predict({"keys": keys}, verbose=0)) > 0.95
