@@ -35,6 +35,17 @@ FLAGS = {
     "address": ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-g1", "-fsanitize=thread"],
 }
+# Runs pytest without this folder in sys.path, so that the installed package is tested. Workers
+# write counts of calls when they exit, and pytest-xdist kills workers that take longer than ten
+# seconds.
+PYTEST = """
+import sys
+del sys.path[0]
+import pytest
+import xdist.workermanage
+xdist.workermanage.NodeManager.EXIT_TIMEOUT = 300
+raise SystemExit(pytest.main())
+"""
 RUNTIMES = {"address": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
 # Python and TensorFlow leak at exit, and allocate in signal handlers. pytest would hide reports on
 # stderr, therefore they go to files.
@@ -153,8 +164,9 @@ def main(arguments: list[str]) -> int:
         "CUDA_VISIBLE_DEVICES": "",
         "LD_PRELOAD": " ".join(runtimes),
     }
-    pytest = os.path.join(os.path.dirname(sys.executable), "pytest")
-    tested = subprocess.run([pytest, *arguments], env=environment, check=False).returncode
+    tested = subprocess.run(
+        [sys.executable, "-c", PYTEST, *arguments], env=environment, check=False
+    ).returncode
     for found in sorted(build.objects.glob("report.*")):
         print(found.read_text(encoding="utf-8", errors="replace"))
     return tested or (0 if sanitizer else report(build.objects))

@@ -87,9 +87,10 @@ class DeferredGradients:
 
     A `tf.function` reads the policy at run time, so that a new policy needs no retracing. The C++
     resource is released with the last object or `tf.function` that uses it. The ops have no
-    gradient. On a GPU, a step does not synchronize with the device. In addition to the deferred
-    gradients, it needs memory for the gradients of the step and the sums that may be due, which
-    does not depend on the capacity.
+    gradient. On a GPU, ops that depend on the due sums wait until the device has counted them, and
+    no thread of TensorFlow is blocked. In addition to the deferred gradients, a step needs memory
+    for its gradients and for the sums that may be due. In a flush, in the first step after an
+    import, and after a change of the maximum age, these are all deferred gradients.
 
     Attributes:
         handle: Scalar resource handle, for the ops.

@@ -135,7 +135,8 @@ void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const 
   }
 }
 
-void DueBound::Reset(int64_t num_deferred) {
+void DueBound::Reset(int64_t num_deferred, int64_t step) {
+  min_step_ = step + 1;
   num_deferred_ = num_deferred;
   max_age_ = 0;
 }
@@ -153,8 +154,9 @@ void DueBound::Launch(int64_t n) {
 void DueBound::Finish(const DeferralRule& rule, int64_t n, const StepCounts* counts) {
   --steps_in_flight_;
   rows_in_flight_ -= n;
-  max_age_ = counts == nullptr ? 0 : rule.max_age;
-  if (counts == nullptr) return;
+  if (counts == nullptr || rule.step < min_step_) return;
+  min_step_ = rule.step;
+  max_age_ = rule.max_age;
   num_deferred_ = counts->num_deferred;
   next_due_ = counts->next_due;
 }

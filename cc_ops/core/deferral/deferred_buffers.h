@@ -84,21 +84,25 @@ void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const 
 // a step in advance, therefore the counts of the last step bound the next one.
 class DueBound {
  public:
-  // Sets the number of deferred gradients; their ages are unknown.
-  void Reset(int64_t num_deferred);
+  // Sets the number of deferred gradients after `step`, the last launched step, whose counts no
+  // longer matter. Their ages are unknown.
+  void Reset(int64_t num_deferred, int64_t step);
 
   // Returns the maximum number of rows that leave in a step with n rows. `rule` is the rule of the
   // step, and `capacity` the capacity of the buffers.
   int64_t MaxDue(const DeferralRule& rule, int64_t n, int64_t capacity) const;
 
+  int64_t num_deferred() const { return num_deferred_; }
+
   // Notes that a step with n rows is launched.
   void Launch(int64_t n);
 
-  // Takes the counts of a launched step, or null if the step failed without changes. Steps finish
-  // in the order of their launches. `rule` and `n` are the same as before.
+  // Takes the counts of a launched step, or null if the step failed without changes, so that the
+  // next step has its number. Steps may finish in any order. `rule` and `n` are the same as before.
   void Finish(const DeferralRule& rule, int64_t n, const StepCounts* counts);
 
  private:
+  int64_t min_step_ = 0;      // Counts of earlier steps are outdated.
   int64_t num_deferred_ = 0;  // After the last finished step.
   int64_t next_due_ = 0;      // As in StepCounts, with the maximum age max_age_.
   int64_t max_age_ = 0;       // 0 if next_due_ is unknown.

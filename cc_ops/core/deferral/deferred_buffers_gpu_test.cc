@@ -479,26 +479,33 @@ TEST_P(DeferredBuffersTest, DefersAllKeysExceptLowest) {
 
 TEST(DueBoundTest, BoundsRowsBeforeCountsArrive) {
   DueBound bound;
-  DeferralRule rule = {1, 5, 100, true, false, true};
-  // Counts of a step after which four more sums are deferred and two are due in the next step.
-  StepCounts counts;
-  const auto finish = [&](int64_t n) {
-    counts.num_deferred += 4;
+  DeferralRule rule = {0, 5, 100, true, false, true};
+  const auto launch = [&](int64_t n) {
+    ++rule.step;
+    bound.Launch(n);
+  };
+  // Finishes a step after which two sums are due in the next step.
+  const auto finish = [&](int64_t step, int64_t n, int64_t num_deferred) {
+    StepCounts counts;
+    counts.num_deferred = num_deferred;
     counts.next_due = 2;
-    bound.Finish(rule, n, &counts);
+    DeferralRule of_step = rule;
+    of_step.step = step;
+    bound.Finish(of_step, n, &counts);
   };
   const auto max_old = [&] { return bound.MaxDue(rule, 10, 40) - 10; };
   EXPECT_EQ(max_old(), 0);
-  bound.Launch(7);
+  launch(7);
   EXPECT_EQ(max_old(), 7);
-  bound.Launch(3);
+  launch(3);
   EXPECT_EQ(max_old(), 7 + 3);
-  finish(7);
+  finish(1, 7, 4);
   EXPECT_EQ(max_old(), 4 + 3);
-  bound.Launch(50);
+  launch(50);
   EXPECT_EQ(max_old(), 40);  // The capacity.
-  finish(3);
-  finish(50);
+  finish(3, 50, 12);
+  EXPECT_EQ(max_old(), 12 + 3);
+  finish(2, 3, 8);  // Outdated.
   EXPECT_EQ(max_old(), 2);
 
   rule.flushes = true;
@@ -506,15 +513,21 @@ TEST(DueBoundTest, BoundsRowsBeforeCountsArrive) {
   rule.flushes = false;
   rule.max_age = 3;
   EXPECT_EQ(max_old(), 12);
-  bound.Launch(1);
-  finish(1);
+  launch(1);
+  finish(4, 1, 16);
   EXPECT_EQ(max_old(), 2);
-  // A rejected step passes time, in which more sums may reach the maximum age.
-  bound.Launch(1);
+  launch(1);
   bound.Finish(rule, 1, nullptr);
-  EXPECT_EQ(max_old(), 16);
-  bound.Reset(30);
+  EXPECT_EQ(max_old(), 2);
+
+  launch(1);
+  bound.Reset(30, rule.step);
+  EXPECT_EQ(max_old(), 30 + 1);
+  finish(rule.step, 1, 5);  // Of the replaced buffers.
   EXPECT_EQ(max_old(), 30);
+  launch(1);
+  finish(rule.step, 1, 31);
+  EXPECT_EQ(max_old(), 2);
 }
 
 TEST(DeferredBuffersOnCpuTest, MovesSumsToOtherBuffers) {

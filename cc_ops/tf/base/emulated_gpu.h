@@ -8,7 +8,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+#include <utility>
+
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/lib/core/threadpool.h"
 
 // Without EIGEN_USE_GPU, TensorFlow's headers only declare this class.
 struct Eigen::GpuDevice {
@@ -23,5 +27,12 @@ inline const Eigen::GpuDevice& tensorflow::OpKernelContext::eigen_device() const
 }
 
 #define DEVICE_GPU DEVICE_CPU
+
+#define SLIPSTREAM_EMULATED_GPU
+namespace slipstream {
+inline void AfterStream(tensorflow::OpKernelContext* context, std::function<void()> then) {
+  context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(std::move(then));
+}
+}  // namespace slipstream
 
 #endif  // SLIPSTREAM_CC_OPS_TF_BASE_EMULATED_GPU_H_

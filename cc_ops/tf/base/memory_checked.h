@@ -11,6 +11,24 @@
 
 namespace slipstream {
 
+// Returns run(), or ResourceExhausted that names the kernel instead of std::bad_alloc.
+template <class Run>
+absl::Status WithMemoryChecked(const tensorflow::OpKernel& kernel, const Run& run) {
+  const auto exhausted = [&kernel] {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("out of memory in ", kernel.type_string(), " '", kernel.name(),
+                     "'; its inputs and resources are intact. Reduce the batch size, or free "
+                     "memory and continue"));
+  };
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+    return exhausted();
+  } catch (const std::length_error&) {
+    return exhausted();
+  }
+}
+
 // Wraps a kernel in its registration, so that std::bad_alloc becomes a status. Kernels of tables
 // add the name of the table. The functions of the core document their state after std::bad_alloc.
 template <class Kernel>
@@ -19,21 +37,11 @@ class MemoryChecked final : public Kernel {
   using Kernel::Kernel;
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    try {
+    const absl::Status status = WithMemoryChecked(*this, [&] {
       Kernel::Compute(context);
-    } catch (const std::bad_alloc&) {
-      context->CtxFailure(Exhausted());
-    } catch (const std::length_error&) {
-      context->CtxFailure(Exhausted());
-    }
-  }
-
- private:
-  absl::Status Exhausted() const {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("out of memory in ", this->type_string(), " '", this->name(),
-                     "'; its inputs and resources are intact. Reduce the batch size, or free "
-                     "memory and continue"));
+      return absl::OkStatus();
+    });
+    if (!status.ok()) context->CtxFailure(status);
   }
 };
 

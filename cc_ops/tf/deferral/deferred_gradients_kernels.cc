@@ -55,7 +55,8 @@ absl::Status TakeDueOnCpu(OpKernelContext* context, DeferredGradientsResource* r
   TF_RETURN_IF_ERROR(OutputScalar(context, 2, resource->is_shadow && !rule.flushes));
   TF_RETURN_IF_ERROR(OutputScalar(context, 3, rule.defers));
   KeepOthers(buffers, rule, rows, plan);
-  resource->Add(plan.counts);
+  resource->counts.Add(plan.counts);
+  resource->counts.num_deferred = plan.counts.num_deferred;
   resource->rule.step = rule.step;
   resource->rule.flushes = false;
   return absl::OkStatus();

@@ -40,14 +40,6 @@ struct GpuDevice {
   }
 };
 
-// Allocates a workspace after the query of its size in `bytes`.
-absl::Status AllocateStep(OpKernelContext* context, cudaError_t query, size_t bytes,
-                          Tensor* workspace) {
-  TF_RETURN_IF_ERROR(Checked(context, query, "could not compute the size of its workspace"));
-  return context->allocate_temp(tensorflow::DT_UINT8, TensorShape({static_cast<int64_t>(bytes)}),
-                                workspace);
-}
-
 // Checks the number of rows of a launch.
 absl::Status CheckSize(int64_t n, int64_t capacity) {
   if (n <= kMaxDeferredRows - capacity) return absl::OkStatus();
@@ -70,7 +62,7 @@ absl::Status AddOnGpu(OpKernelContext* context, DeferredGradientsResource* resou
   TF_RETURN_IF_ERROR(CheckSize(rows.n, buffers.capacity));
   size_t bytes = 0;
   const cudaError_t query = AddDeferredWorkspaceBytes(rows.n, &bytes);
-  TF_RETURN_IF_ERROR(AllocateStep(context, query, bytes, &workspace));
+  TF_RETURN_IF_ERROR(AllocateWorkspace(context, query, bytes, &workspace));
   return Checked(context,
                  LaunchAddDeferred(StreamOf(context), buffers, rows.keys, rows.gradients, rows.n,
                                    ViewOf(workspace), rows.indices, rows.sums),
@@ -94,9 +86,14 @@ class TakeDueLaunch : public CountedGpuKernel::Launch {
     {
       const DeferredLock lock(resource->mutex);
       resource->bound.Finish(rule, n, invalid == 0 ? counted : nullptr);
-      if (invalid == 0) resource->Add(*counted);
-      // The buffers are unchanged, therefore the next step has to flush them.
-      if (invalid != 0) resource->rule.flushes |= rule.flushes;
+      if (invalid == 0) {
+        resource->counts.Add(*counted);
+        resource->counts.num_deferred = resource->bound.num_deferred();
+      } else {
+        // The buffers are unchanged, therefore the next step takes the place of this one.
+        resource->rule.step -= resource->rule.step == rule.step;
+        resource->rule.flushes |= rule.flushes;
+      }
     }
     if (invalid != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -139,7 +136,7 @@ class TakeDueGpuKernel : public CountedGpuKernel {
     TF_RETURN_IF_ERROR(CheckSize(max_due, buffers.capacity));
     size_t bytes = 0;
     const cudaError_t query = TakeDueWorkspaceBytes(rows.n, max_due, &bytes);
-    TF_RETURN_IF_ERROR(AllocateStep(context, query, bytes, &launch->workspace));
+    TF_RETURN_IF_ERROR(AllocateWorkspace(context, query, bytes, &launch->workspace));
     TensorShape due_rows;
     TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape({max_due, resource->dim}, &due_rows));
     TF_RETURN_IF_ERROR(
@@ -153,11 +150,11 @@ class TakeDueGpuKernel : public CountedGpuKernel {
                               launch->due_sums.flat<float>().data(),
                               static_cast<DeviceStepCounts*>(launch->counts.data())),
                 "could not be launched"));
+    TF_RETURN_IF_ERROR(CopyCounts(context, launch));
     // The buffers now hold the state after the step.
     resource->bound.Launch(rows.n);
     resource->rule.step = rule.step;
     resource->rule.flushes = false;
-    TF_RETURN_IF_ERROR(CopyCounts(context, launch));
     *launched = std::move(owned);
     return absl::OkStatus();
   }

@@ -48,12 +48,6 @@ class DeferredGradientsResource : public tensorflow::ResourceBase {
     return absl::StrCat("SlipstreamDeferredGradients, dim ", dim);
   }
 
-  // Adds the counts of a step. The caller holds the mutex.
-  void Add(const StepCounts& step) {
-    counts.Add(step);
-    counts.num_deferred = step.num_deferred;
-  }
-
   const int64_t dim;
   std::mutex mutex;  // guards all members below
   DeferredTensors tensors;
@@ -206,7 +200,7 @@ absl::Status FlushDeferred(tensorflow::OpKernelContext* context,
     counts.flushed += counts.num_deferred;
     counts.without_gradient += counts.num_deferred;
     counts.num_deferred = 0;
-    resource->bound.Reset(0);
+    resource->bound.Reset(0, resource->rule.step);
   }
   return absl::OkStatus();
 }
@@ -257,7 +251,7 @@ absl::Status ImportDeferred(tensorflow::OpKernelContext* context,
   TF_RETURN_IF_ERROR(ReplaceBuffers<Device>(context, std::max(n, resource->tensors.capacity()),
                                             contents, resource));
   resource->counts.num_deferred = n;
-  resource->bound.Reset(n);
+  resource->bound.Reset(n, resource->rule.step);
   // The sums that a flush had made due were replaced.
   resource->rule.flushes = false;
   return absl::OkStatus();

@@ -156,10 +156,14 @@ REGISTER_OP("SlipstreamTakeDue")
     .Doc(R"doc(
 Defers or returns the sums of a step. This is the second half of a step.
 
-Sums that may wait are stored in the buffers. Sums that are due are returned. A sum is due if it may not wait, has a value that is not finite, reaches the maximum age or finds no
-room. All sums are due in a flush. While the buffers defer no further gradients, a sum is also due
-at the next gradient of its key. On a GPU a step allocates temporary memory for the rows that may
-leave, which does not depend on the capacity. After an error the sums are unchanged.
+Sums that may wait are stored in the buffers. Sums that are due are returned. A sum is due if it may
+not wait, has a value that is not finite, reaches the maximum age or finds no room. All sums are due
+in a flush. While the buffers defer no further gradients, a sum is also due at the next gradient of
+its key. After an error of an argument or of an allocation the sums are unchanged.
+
+On a GPU a step allocates temporary memory for the rows that may leave. In a flush, in the first
+step after SlipstreamDeferredGradientsImport, and after a change of `max_age`, these are all
+deferred gradients.
 
 handle: Scalar. The buffers.
 saturated: Scalar. A SlipstreamKeySet on the same device with the keys of the saturated rows, which

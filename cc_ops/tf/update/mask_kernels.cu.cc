@@ -54,11 +54,9 @@ class MaskGradientsGpuKernel : public CountedGpuKernel {
           absl::StrCat("gradients has ", n, " rows; expected at most ", kMaxCompactedRows));
     }
     size_t workspace_bytes = 0;
-    TF_RETURN_IF_ERROR(Checked(
-        context,
-        CompactRowsWorkspaceBytes<Key>(n, RowSize(gradients), deduplicate_, &workspace_bytes),
-        "could not compute the size of its workspace"));
-    TF_RETURN_IF_ERROR(AllocateWorkspace(context, workspace_bytes, &launch->workspace));
+    const cudaError_t query =
+        CompactRowsWorkspaceBytes<Key>(n, RowSize(gradients), deduplicate_, &workspace_bytes);
+    TF_RETURN_IF_ERROR(AllocateWorkspace(context, query, workspace_bytes, &launch->workspace));
     TF_RETURN_IF_ERROR(context->allocate_temp(keys.dtype(), keys.shape(), &launch->kept_keys));
     TF_RETURN_IF_ERROR(
         context->allocate_temp(tensorflow::DT_FLOAT, gradients.shape(), &launch->kept_gradients));
