@@ -118,12 +118,13 @@ class NativeBuild:
         os.makedirs(self._folder, exist_ok=True)
         begun, (units, with_tf) = time.monotonic(), self._units()
         with ThreadPoolExecutor(self._jobs) as pool:
-            # Start the precompiled headers first and submit the rooms that wait for them last. A
-            # room is a folder of sources that is compiled as a unit.
+            # Start the precompiled headers first and submit the folders that wait for them last.
             headers = pool.submit(self._headers, with_tf)
             parts = [pool.submit(self._compile, *unit) for unit in units]
-            for room in self._rooms("TF_SRCS"):
-                parts.append(pool.submit(lambda r=room: self._compile_room(r, headers.result())))
+            for files in self._by_folder("TF_SRCS"):
+                parts.append(
+                    pool.submit(lambda f=files: self._compile_with_tf(f, headers.result()))
+                )
             try:
                 for number, part in enumerate(as_completed(parts), 1):
                     name, seconds = os.path.basename(part.result()), time.monotonic() - begun
@@ -144,9 +145,9 @@ class NativeBuild:
         )
         return [*command, "-include", str(header)]
 
-    def _rooms(self, sources: str) -> list[list[str]]:
-        """Returns the files of a list in sources.bzl, grouped by folder."""
-        return [list(room) for _, room in groupby(self._lists[sources], os.path.dirname)]
+    def _by_folder(self, sources: str) -> list[list[str]]:
+        """Returns the files of a list in sources.bzl by folder. A folder is compiled as a unit."""
+        return [list(files) for _, files in groupby(self._lists[sources], os.path.dirname)]
 
     def _units(self) -> tuple[list[tuple[Any, ...]], list[str]]:
         """Returns the units that do not use the precompiled headers, and a command for the others.
@@ -164,15 +165,15 @@ class NativeBuild:
             on_gpu = ["-D" + lists["GPU_DEFINE"], "-isystem", self._cuda["include_dir"]]
             nvcc = [self._cuda["nvcc"], "-c", "-x", "cu", "-I", ROOT, *lists["NVCC_COPTS"]]
             gpu = [([s], [*nvcc, *on_gpu]) for s in lists["GPU_SRCS"]]
-            # These rooms cannot use the precompiled headers, because they define EIGEN_USE_GPU
+            # These files cannot use the precompiled headers, because they define EIGEN_USE_GPU
             # before they include TensorFlow, which changes its headers.
-            gpu += [(room, [*with_tf, *on_gpu]) for room in self._rooms("TF_GPU_SRCS")]
+            gpu += [(files, [*with_tf, *on_gpu]) for files in self._by_folder("TF_GPU_SRCS")]
         core = [([s], [*own, *lists["CORE_COPTS"]]) for s in lists["CORE_SRCS"]]
         return [*gpu, *core, (lists["BUILD_INFO_SRCS"], [*with_tf, *on_gpu])], with_tf
 
-    def _compile_room(self, room: list[str], command: list[str]) -> str:
-        """Compiles a room that includes TensorFlow; returns the object file."""
-        return self._compile(room, command)
+    def _compile_with_tf(self, files: list[str], command: list[str]) -> str:
+        """Compiles the files of a folder, which include TensorFlow; returns the object file."""
+        return self._compile(files, command)
 
     def _compile(self, sources: list[str], command: list[str], subfolder: str = "") -> str:
         """Compiles source files as a unit; returns the object file.

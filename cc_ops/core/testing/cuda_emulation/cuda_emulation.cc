@@ -92,7 +92,7 @@ struct Fiber {
   std::unique_ptr<char[]> memory;
   const void* stack = nullptr;
   size_t bytes = 0;
-  void* fake_stack = nullptr;  // Of AddressSanitizer.
+  void* fake_stack = nullptr;  // For AddressSanitizer.
   void* tsan = nullptr;
 };
 
@@ -101,10 +101,10 @@ enum class State { kReady, kInWarp, kInBlock, kExited };
 struct Thread {
   State state = State::kReady;
   Fiber* fiber = nullptr;  // Null before the thread starts.
-  unsigned mask = 0;       // Of the collective in which it waits.
+  unsigned mask = 0;       // Lanes of the collective in which the thread waits.
   Line line;
   uint64_t value = 0;
-  uint64_t values[kLanes];  // Of the lanes in the last collective.
+  uint64_t values[kLanes];  // Values of the lanes in the last collective.
 };
 
 // Runs one kernel at a time.
@@ -350,7 +350,7 @@ class Device {
   bool comes_from_host_ = false;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
-  std::vector<Thread> threads_;  // Of the running block.
+  std::vector<Thread> threads_;  // Threads of the running block.
   std::vector<unsigned> ready_;
   unsigned current_ = 0, num_exited_ = 0, num_arrived_ = 0;
   Line barrier_;
