@@ -63,7 +63,7 @@ DEBIANS ?= bookworm,trixie
 	emulated-test emulated-test-all emulated-sanitize FORCE
 
 help:  ## This list
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 demo: $(STAMPS)/installed  ## Measure the layer's speed, and skipping compared with its controls (DATA=path, DEMO_FLAGS=...)
 	@$(BIN)/slipstream-demo $(if $(DATA),--data=$(DATA)) $(DEMO_FLAGS)
@@ -95,7 +95,7 @@ test-all: bazel-test gpu-test $(TESTED)  ## All tests: the slow ones, and all th
 
 # Tests with the GPU kernels of the ops on the CPU, on emulated CUDA. A function of these kernels
 # that none of the tests calls is an error.
-EMULATED := $(BIN)/python build_support/emulated_gpu.py
+EMULATED := $(BIN)/python build_support/emulated_gpu.py --check_functions
 EMULATED_OPS := $(addprefix tests/ops/test_,classification.py deferral.py drift.py hot_keys.py masking.py)
 EMULATED_TESTS := $(EMULATED_OPS) tests/unit/tables/test_sok.py tests/unit/tables/test_variable_store.py \
 	tests/parallel/sok/test_sok_programs.py::test_masks_in_loop_equal_native_table_masks
@@ -104,10 +104,10 @@ EMULATED_ALL := tests/ops tests/parallel/sok tests/unit/engine tests/unit/keras 
 	$(addprefix tests/integration/test_,gradient_tape.py keras_embedding.py masked_keras_embedding.py)
 EMULATED_FLAGS := --numprocesses=2 --dist=loadscope --durations=5 -rf $(PYTEST_FLAGS)
 
-emulated-test: $(INSTALLED)
+emulated-test: $(INSTALLED)  ## Tests of the GPU kernels of ops, on emulated CUDA
 	@$(EMULATED) $(EMULATED_FLAGS) -m 'not slow and not cpu_kernel' $(EMULATED_TESTS)
 
-emulated-test-all: $(INSTALLED)
+emulated-test-all: $(INSTALLED)  ## All tests that reach these kernels
 	@$(EMULATED) $(EMULATED_FLAGS) -m 'not cpu_kernel' $(EMULATED_ALL)
 
 # Only CUDA kernels are compiled with the sanitizer.
@@ -142,14 +142,14 @@ core-test: test-packages $(STAMPS)/tensorflow $(STAMPS)/nvcc
 bazel-test: test-packages $(STAMPS)/tensorflow
 	@PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) //...
 
-gpu-test: test-packages $(STAMPS)/tensorflow $(STAMPS)/nvcc  ## Compile all for GPUs; run the tests where a GPU is
+gpu-test: test-packages $(STAMPS)/tensorflow $(STAMPS)/nvcc  ## Compile all for GPUs; run the GPU tests if there is a GPU
 	@if nvidia-smi --list-gpus > /dev/null 2>&1; then task=test; else task=build; fi; \
 	echo "bazel $$task --config=cuda"; \
 	PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) $$task $(BAZEL_FLAGS) --config=cuda //cc_ops/... \
 		//cc_ops:gpu_tests
 
 # Bazel's tests are without TensorFlow, which is not built with sanitizers.
-sanitize: test-packages $(STAMPS)/tensorflow  ## C++ tests under Address-, UndefinedBehavior- and ThreadSanitizer
+sanitize: test-packages $(STAMPS)/tensorflow  ## C++ tests and GPU kernels on emulated CUDA, under Address-, UndefinedBehavior- and ThreadSanitizer
 	@for sanitizer in asan tsan; do \
 		echo "bazel test --config=$$sanitizer"; \
 		PYTHON_BIN_PATH=$(BIN)/python $(BAZEL) test $(BAZEL_FLAGS) --config=$$sanitizer \

@@ -1,11 +1,11 @@
 """Runs tests of the package with the GPU kernels of its ops, on the CPU.
 
-    python build_support/emulated_gpu.py tests/ops/test_drift.py
+    python build_support/emulated_gpu.py [--check_functions] tests/ops/test_drift.py
 
 The op library of the tests has the GPU kernels instead of the CPU kernels of the same ops. They and
 the CUDA kernels that they launch are compiled by the host compiler on an emulation of CUDA, see
-cc_ops/core/testing/cuda_emulation. After the tests, functions of GPU sources that never ran are an
-error: add a test that calls them. Arguments are those of pytest.
+cc_ops/core/testing/cuda_emulation. With --check_functions, functions of GPU sources that never ran
+are an error after the tests: add a test that calls them. Other arguments are those of pytest.
 
 Environment variables:
     SLIPSTREAM_SANITIZER: "address" or "thread" compiles with this sanitizer and without the check
@@ -81,22 +81,22 @@ class EmulatedBuild(NativeBuild):
         kernels = [
             ([s], [*command, *self._flags], self._subfolder) for s in self._lists["GPU_SRCS"]
         ]
-        # The emulation tells ThreadSanitizer about its threads and must not be seen itself.
+        # The emulation annotates its threads for ThreadSanitizer, so it must not be instrumented.
         flags = [] if self._sanitizer == "thread" else self._flags
         emulation = [
             ([s], [*command, *flags], self._subfolder) for s in self._lists["EMULATION_SRCS"]
         ]
         return [*core, *kernels, *emulation], with_tf
 
-    def _compile_room(self, room: list[str], command: list[str]) -> str:
+    def _compile_with_tf(self, files: list[str], command: list[str]) -> str:
         on_gpu = {s.replace(".cu.cc", ".cc"): s for s in self._lists["TF_GPU_SRCS"]}
-        if on_gpu.keys().isdisjoint(room):
-            return super()._compile_room(room, command)
+        if on_gpu.keys().isdisjoint(files):
+            return super()._compile_with_tf(files, command)
         device = os.path.join(CC_OPS, "tf", "base", "emulated_gpu.h")
         command = [*command, *self._on_cuda, "-include", device]
         if not self._sanitizer:  # TensorFlow's headers would declare other types than its library.
             command += self._flags
-        return self._compile([on_gpu.get(s, s) for s in room], command, self._subfolder)
+        return self._compile([on_gpu.get(s, s) for s in files], command, self._subfolder)
 
     def _link(self, objects: list[str], subfolder: str = "") -> str:
         return super()._link(objects, subfolder or self._subfolder)
@@ -135,6 +135,8 @@ def report(objects: Path) -> int:
 def main(arguments: list[str]) -> int:
     """Builds the library, runs pytest and returns the exit code."""
     os.chdir(ROOT)  # As setup.py, so that both builds have the same commands and share objects.
+    checks_functions = arguments[:1] == ["--check_functions"]
+    arguments = arguments[checks_functions:]
     sanitizer = os.environ.get("SLIPSTREAM_SANITIZER", "")
     folder = f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     progress = io.StringIO()
@@ -169,7 +171,7 @@ def main(arguments: list[str]) -> int:
     ).returncode
     for found in sorted(build.objects.glob("report.*")):
         print(found.read_text(encoding="utf-8", errors="replace"))
-    return tested or (0 if sanitizer else report(build.objects))
+    return tested or (report(build.objects) if checks_functions and not sanitizer else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The library with GPU kernels, and programs for GPU machines. No GPU is needed.
 
-`make test` builds the library. `make gpu-test` runs the tests on a GPU.
+`make test` builds the library. `make gpu-test` runs the tests of the launchers on a GPU.
 """
 
 from __future__ import annotations
