@@ -26,13 +26,17 @@ _SOURCES = " (in the source folder of slipstream_tf)"
 INSTALL = f"pip install .{_SOURCES}"
 INSTALL_REPORT = f"pip install '.[report]'{_SOURCES}"
 INSTALL_HOROVOD = f"make horovod, or python build_support/install_horovod.py{_SOURCES}"
-INSTALL_SOK = "pip install merlin-sok --no-build-isolation (on a machine with a GPU)"
+INSTALL_SOK = (
+    "TensorFlow 2.17 and later need changes to SOK's source, see docs/sok.md#install in the source "
+    "folder of slipstream_tf"
+)
 INSTALL_TENSORFLOW = "pip install --force-reinstall 'tensorflow-cpu==2.21.*'"
 _WITH_CUDA = f"SLIPSTREAM_WITH_CUDA=1 {_loader.REBUILD}{_SOURCES}"
 _RENEW_DRIVER = (
     "update the NVIDIA driver, or rebuild with a CUDA toolkit that the driver and the GPU support: "
     f"{_WITH_CUDA}"
 )
+_REPORT_BUG = "report a bug of slipstream_tf, with this line and the output of nvidia-smi"
 _GPU_TENSORFLOW = f"pip install 'tensorflow[and-cuda]==2.21.*', then rebuild: {_WITH_CUDA}"
 # Pairs of module name and package name.
 _PACKAGES = (("absl", "absl-py"), *((name, name) for name in ("numpy", "pyarrow", "tqdm")))
@@ -194,9 +198,12 @@ def run_kernel(device: str) -> None:
             the CUDA version of the op library, or if its result is wrong.
     """
     from slipstream_tf.cli import self_test
+    from slipstream_tf.cli.flag_set import RunError
 
     try:
         self_test.kernel(device)
+    except RunError as error:
+        raise Problem(str(error), _REPORT_BUG) from error
     except Exception as error:  # TensorFlow raises errors of CUDA as different classes.
         raise Problem(f"{type(error).__name__} on {device}: {error}", _RENEW_DRIVER) from error
 
