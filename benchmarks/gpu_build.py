@@ -39,7 +39,7 @@ def find_toolkit() -> dict[str, str]:
         place = f"CUDA_HOME={named}" if named else "/usr/local/cuda, on PATH or from PyPI"
         raise SystemExit(
             f"No CUDA toolkit (nvcc, cuda_runtime.h, libcudart_static.a) in {place}. The launchers "
-            "cannot be compiled. Install CUDA 12 or 13, or set CUDA_HOME."
+            "cannot be compiled. Install CUDA 13.0 (tested) or 12 (not tested), or set CUDA_HOME."
         )
     return toolkit
 
@@ -47,7 +47,7 @@ def find_toolkit() -> dict[str, str]:
 def emulated_toolkit() -> dict[str, str]:
     """Returns a toolkit that compiles kernels for the CPU.
 
-    Programs of it run on the emulation of CUDA, in a stream order and a thread order of their own.
+    Its programs run on the CUDA emulation with their own order of threads.
     """
     cxx = shutil.which(os.environ.get("CXX", "g++")) or "g++"
     return {"nvcc": cxx, "home": str(ROOT / _EMULATION), "include_dir": str(ROOT / _EMULATION)}
@@ -120,11 +120,14 @@ class Build:
                 digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
         self._headers = digest.hexdigest()
 
-    def run(self) -> tuple[Path, list[Path]]:
-        """Builds all programs.
+    @property
+    def programs(self) -> tuple[Path, list[Path]]:
+        """The program of the cases, and the test programs."""
+        tests = [self._folder / Path(test).stem for test in self._lists["GPU_TESTS"]]
+        return self._folder / PROGRAM, tests
 
-        Returns:
-            The program of the cases, and the test programs.
+    def run(self) -> None:
+        """Builds all programs. A source that does not compile stops only the programs with it.
 
         Raises:
             SystemExit: If a compiler or a linker fails. It contains the output of all failures.
@@ -135,21 +138,26 @@ class Build:
         cases = self._cases()
         testing, main = self._testing()
         tests = {f"cc_ops/{source}": testing for source in self._lists["GPU_TESTS"]}
-        objects = self._compile({**core, **cases, **main, **tests})
         programs = {PROGRAM: list(cases)}
         programs.update({Path(test).stem: [test, *main] for test in tests})
         for source in (_C_API_SOURCE, _CORE_THREADS_SOURCE):
             programs[PROGRAM].remove(source)
         programs[C_API] = [_C_API_SOURCE]
         programs[CORE_THREADS] = [_CORE_THREADS_SOURCE, _RECORD_SOURCE]
+        for name in programs:  # Programs of earlier sources must not run if this build fails.
+            (self._folder / name).unlink(missing_ok=True)
+        objects, problems = self._compile({**core, **cases, **main, **tests})
 
         def link(name: str) -> str:
-            own = [str(objects[source]) for source in (*programs[name], *core)]
+            own = [objects[source] for source in (*programs[name], *core)]
+            if not all(path.exists() for path in own):
+                return f"{name} was not linked."
             flags = ["-shared"] if name.endswith(".so") else []
-            return self._make([self._nvcc, *flags, *own], self._folder / name)
+            return self._make([self._nvcc, *flags, *map(str, own)], self._folder / name)
 
-        self._all(link, programs)
-        return self._folder / PROGRAM, [self._folder / Path(test).stem for test in tests]
+        problems += self._all(link, programs)
+        if problems:
+            raise SystemExit("\n".join(problems))
 
     def _cases(self) -> dict[str, list[str]]:
         """Returns the compile commands of benchmarks/gpu by source."""
@@ -171,8 +179,8 @@ class Build:
         testing = [*self._host, f"-D{self._lists['GPU_DEFINE']}", "-isystem", str(headers)]
         return testing, {str(home / source): [*testing, f"-I{home}"] for source in sources}
 
-    def _compile(self, units: Mapping[str, Sequence[str]]) -> dict[str, Path]:
-        """Returns the object file of each source."""
+    def _compile(self, units: Mapping[str, Sequence[str]]) -> tuple[dict[str, Path], list[str]]:
+        """Returns the object file of each source, and the output of the failures."""
         objects = {}
         for source, command in units.items():
             text = "\0".join([self._versions, self._headers, *command, source])
@@ -184,17 +192,18 @@ class Build:
             print(f"Compiling {len(missing)} file(s) with {self._nvcc} ...", flush=True)
         # Start with nvcc, because it takes longest.
         missing.sort(key=lambda source: not source.endswith(".cu.cc"))
-        self._all(
+        problems = self._all(
             lambda source: self._make([*units[source], str(ROOT / source)], objects[source]),
             missing,
         )
-        return objects
+        return objects, problems
 
-    def _all(self, make: Callable[[str], str], names: Sequence[str] | Mapping[str, Any]) -> None:
+    def _all(
+        self, make: Callable[[str], str], names: Sequence[str] | Mapping[str, Any]
+    ) -> list[str]:
+        """Makes all files and returns the output of the failures."""
         with ThreadPoolExecutor(self._jobs) as pool:
-            problems = [problem for problem in pool.map(make, names) if problem]
-        if problems:
-            raise SystemExit("\n".join(problems))
+            return [problem for problem in pool.map(make, names) if problem]
 
     @staticmethod
     def _make(command: Sequence[str], target: Path) -> str:

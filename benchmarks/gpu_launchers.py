@@ -7,12 +7,12 @@ in any copy of the source tree. Then, on the current GPU:
 1. --parts=cases: each launcher and a device-to-device copy of the same number of bytes take turns
 (A B A B ...), timed by CUDA events. Every result is first compared with the CPU.
 2. --parts=tests: runs the GPU tests.
-3. --parts=sanitizers: runs the GPU tests under compute-sanitizer, if it is installed.
+3. --parts=sanitizers: runs the GPU tests under compute-sanitizer.
 
 A wrong case does not stop the others. The results are written as JSON and as a page, unless --parts
 selects only some parts. --results also appends every record to a file as soon as it is complete.
-The exit code is 1 if a result is wrong, a test does not pass or a tool reports an error. Without a
-GPU, everything is compiled and no results are written.
+The exit code is 1 if a result is wrong, a test does not pass, or a tool reports an error, does not
+finish or is not installed. Without a GPU, everything is compiled and no results are written.
 
     python benchmarks/gpu_launchers.py
     python benchmarks/gpu_launchers.py --compile_only --architectures=90
@@ -56,8 +56,6 @@ from gpu_build import (  # noqa: E402
 TARGET = 0.8  # Fraction of a copy's bytes per second.
 PARTS = ("cases", "tests", "sanitizers")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Timeouts in seconds. All parts together take at most ten minutes.
-CASES_TIMEOUT_SECONDS, TEST_TIMEOUT_SECONDS, TOOLS_TIMEOUT_SECONDS = 240.0, 60.0, 120.0
 _GOOGLETEST = "/usr/src/googletest"
 _NO_GPU = 3  # See gpu/main.cc.
 _ON_GPU_AT_ONCE = 4  # Number of concurrent test programs. One program leaves most of a GPU idle.
@@ -86,6 +84,17 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--compile_only", action="store_true", help="compile the programs without running them")
     add(
+        "--no_compile",
+        action="store_true",
+        help="run the programs in --build; a missing program counts as failed",
+    )
+    add(
+        "--part_seconds",
+        type=float,
+        default=200,
+        help="maximum number of seconds of each part, at least 1; default: %(default)s",
+    )
+    add(
         "--parts",
         default=",".join(PARTS),
         help="parts to run, separated by commas; default: %(default)s",
@@ -108,10 +117,11 @@ def parse_arguments() -> argparse.Namespace:
         help="run on the emulation of CUDA on the CPU, as a rehearsal; its times are not valid",
     )
     found = parser.parse_args()
-    if found.jobs < 1 or found.runs < 5:
-        parser.error(
-            f"invalid --jobs={found.jobs} or --runs={found.runs}; expected --jobs >= 1, --runs >= 5"
-        )
+    for flag, minimum in (("jobs", 1), ("runs", 5), ("part_seconds", 1)):
+        if getattr(found, flag) < minimum:
+            parser.error(f"invalid --{flag}={getattr(found, flag)}; expected at least {minimum}")
+    if found.compile_only and found.no_compile:
+        parser.error("invalid --no_compile; expected it without --compile_only")
     for flag, allowed in (("parts", PARTS), ("tools", TOOLS)):
         names = getattr(found, flag).split(",")
         if not set(names) <= set(allowed):
@@ -141,23 +151,23 @@ def append(results: Path | None, record: Mapping[str, Any]) -> None:
             file.write(json.dumps(record) + "\n")
 
 
-def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) -> Cases:
+def run_cases(program: Path, given: argparse.Namespace) -> Cases:
     """Runs the measuring program and prints the name of each case.
 
     Args:
         program: Path of the program.
-        runs: Measured runs per case.
-        is_quick: Whether to use small inputs.
-        results: JSON Lines file to append to, or None.
+        given: The command line.
 
     Raises:
-        SystemExit: If there is no GPU.
+        SystemExit: If there is no GPU or no program.
     """
-    found = Cases()
-    command = [str(program), str(runs), "quick" if is_quick else "full"]
+    if not program.exists():
+        raise SystemExit(f"{program} was not compiled.")
+    found, results = Cases(), given.results
+    command = [str(program), str(given.runs), "quick" if given.quick else "full"]
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as ran:
-            alarm = threading.Timer(CASES_TIMEOUT_SECONDS, ran.kill)
+            alarm = threading.Timer(given.part_seconds, ran.kill)
             alarm.daemon = True
             alarm.start()
             assert ran.stdout is not None
@@ -181,7 +191,7 @@ def run_cases(program: Path, runs: int, is_quick: bool, results: Path | None) ->
             f"No GPU is available ({reported}). The programs were compiled, but not measured."
         )
     if ran.returncode:
-        problem = reported or f"not finished after {CASES_TIMEOUT_SECONDS:.0f} s"
+        problem = reported or f"not finished after {given.part_seconds:.0f} s"
         print(f"{problem}\nexit code {ran.returncode}", flush=True)
         if not found.failures:
             found.failures.append({"name": program.name, "error": problem})
@@ -197,7 +207,7 @@ class Tested:
     skipped: int = 0
     failed: int = 0
     seconds: float = 0.0
-    # By tool of compute-sanitizer. None if the tool did not finish.
+    # By tool of compute-sanitizer. None if the tool is not installed or did not finish.
     errors: dict[str, int | None] = dataclasses.field(default_factory=dict)
 
     @property
@@ -209,19 +219,20 @@ class Tested:
         return self.skipped + self.failed or int(self.passed == 0)
 
 
-def run_tests(programs: Sequence[Path], results: Path | None) -> dict[str, Tested]:
+def run_tests(programs: Sequence[Path], given: argparse.Namespace) -> dict[str, Tested]:
     """Runs the test programs; prints the output of failed ones."""
+    last = time.monotonic() + given.part_seconds
 
     def run_one(program: Path) -> Tested:
         start = time.monotonic()
-        code, text = run_within([str(program)], TEST_TIMEOUT_SECONDS)
+        code, text = run_within([str(program)], last - start)
         ends = re.findall(r"^\[ +(OK|SKIPPED|FAILED) +\] .* \(\d+ ms\)$", text, re.MULTILINE)
         found = Tested(*map(ends.count, ("OK", "SKIPPED", "FAILED")), time.monotonic() - start)
-        if code and not found.failed:  # The program ended before a test did.
+        if code != 0 and not found.failed:  # The program ended before a test did.
             found.failed = 1
         if found.not_passed:
             print(f"{program.name}: exit code {code}\n{text}", flush=True)
-        append(results, {"record": "test", "name": program.name, **dataclasses.asdict(found)})
+        append(given.results, {"record": "test", "name": program.name, **dataclasses.asdict(found)})
         return found
 
     with ThreadPoolExecutor(_ON_GPU_AT_ONCE) as pool:
@@ -229,21 +240,22 @@ def run_tests(programs: Sequence[Path], results: Path | None) -> dict[str, Teste
 
 
 def run_tools(
-    sanitizer: str, programs: Sequence[Path], tools: Sequence[str], tests: dict[str, Tested],
-    results: Path | None,
+    sanitizer: str | None, programs: Sequence[Path], given: argparse.Namespace,
+    tests: dict[str, Tested],
 ) -> None:  # fmt: skip
     """Runs the test programs under compute-sanitizer; adds error counts to `tests`."""
-    last = time.monotonic() + TOOLS_TIMEOUT_SECONDS
+    last = time.monotonic() + given.part_seconds
+    if sanitizer is None:
+        print("compute-sanitizer is not next to nvcc or on PATH. Its runs count as failed.")
 
     def run_one(tool_and_program: tuple[str, Path]) -> int | None:
         tool, program = tool_and_program
-        seconds = last - time.monotonic()
-        if seconds <= 0:
+        if sanitizer is None:
             return None
-        code, text = run_within(
-            [sanitizer, "--tool", tool, "--error-exitcode", "99", str(program)], seconds
-        )
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "99", str(program)]
+        code, text = run_within(command, last - time.monotonic())
         if code is None:
+            print(f"{tool} {program.name}: {text}", flush=True)
             return None
         counts = re.findall(r"SUMMARY: (\d+)", text)
         errors = max([int(code != 0), *map(int, counts)])
@@ -253,9 +265,11 @@ def run_tools(
 
     def run_and_append(tool_and_program: tuple[str, Path]) -> int | None:
         errors, (tool, program) = run_one(tool_and_program), tool_and_program
-        append(results, {"record": "sanitizer", "name": f"{tool} {program.name}", "errors": errors})
+        name = f"{tool} {program.name}"
+        append(given.results, {"record": "sanitizer", "name": name, "errors": errors})
         return errors
 
+    tools = given.tools[:1] if given.quick else given.tools
     units = [(tool, program) for tool in tools for program in programs]
     with ThreadPoolExecutor(_ON_GPU_AT_ONCE) as pool:
         for (tool, program), errors in zip(units, pool.map(run_and_append, units), strict=True):
@@ -263,7 +277,14 @@ def run_tools(
 
 
 def run_within(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """Returns exit code and output; the code is None on timeout."""
+    """Returns exit code and output.
+
+    The code is None if the program does not finish within the time or was not compiled.
+    """
+    if not Path(command[-1]).exists():
+        return None, "not compiled"
+    if seconds <= 0:
+        return None, "not started, because no time was left"
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -337,7 +358,9 @@ def claims_of(cases: Cases, tests: Mapping[str, Tested], is_quick: bool) -> dict
     """Returns the claims; with multiple inputs, the worst median counts."""
     claims = {"tests_not_passed": pages.claim([one.not_passed for one in tests.values()], 0,
                                               middle=max)}  # fmt: skip
-    errors = [count for one in tests.values() for count in one.errors.values() if count is not None]
+    errors = [
+        1 if count is None else count for one in tests.values() for count in one.errors.values()
+    ]
     claims["sanitizer_errors"] = pages.claim(errors, 0, middle=max)
     if cases.device or cases.failures:
         claims["failed_cases"] = pages.claim([len(cases.failures)], 0)
@@ -396,32 +419,28 @@ def main() -> int:
     given = parse_arguments()
     toolkit = emulated_toolkit() if given.emulated else find_toolkit()
     start = time.monotonic()
-    program, test_programs = Build(given, toolkit).run()
-    reported = (
-        f"Compiled {program} and {len(test_programs)} tests in {time.monotonic() - start:.0f} s"
-    )
+    build = Build(given, toolkit)
+    program, test_programs = build.programs
+    if not given.no_compile:
+        build.run()
+        made = f"Compiled {program} and {len(test_programs)} tests"
+        print(f"{made} in {time.monotonic() - start:.0f} s.", flush=True)
     if given.compile_only:
-        print(f"{reported}. The programs were not run.")
+        print("The programs were not run.")
         return 0
-    print(reported, flush=True)
     cases, tests = Cases(), dict[str, Tested]()
     if "cases" in given.parts:  # First, while the GPU is otherwise idle.
-        cases = run_cases(program, given.runs, given.quick, given.results)
+        cases = run_cases(program, given)
     if "tests" in given.parts:
-        tests = run_tests(test_programs, given.results)
-    if "sanitizers" in given.parts:
-        sanitizer = find_sanitizer(toolkit)
-        if sanitizer is None:
-            print(
-                "compute-sanitizer is not next to nvcc or on PATH. The sanitizer runs are skipped."
-            )
-        else:
-            tools = given.tools[:1] if given.quick else given.tools
-            run_tools(sanitizer, test_programs, tools, tests, given.results)
+        tests = run_tests(test_programs, given)
+    if "sanitizers" in given.parts and given.emulated:
+        print("compute-sanitizer needs a GPU. Its runs are skipped.")
+    elif "sanitizers" in given.parts:
+        run_tools(find_sanitizer(toolkit), test_programs, given, tests)
     if set(given.parts) == set(PARTS):
         print(write(given, cases, tests, toolkit["nvcc"]))
     print(f"The total time was {time.monotonic() - start:.0f} s.")
-    has_errors = any(any(one.errors.values()) for one in tests.values())
+    has_errors = any(count != 0 for one in tests.values() for count in one.errors.values())
     if "tests" in given.parts and any(one.not_passed for one in tests.values()):
         has_errors = True
     return 1 if cases.failures or has_errors else 0

@@ -308,10 +308,13 @@ def test_dlrm_quality_compares_precisions(warm: list[str], tmp_path: Path) -> No
     assert row["seed"] == "3" and 0 < abs(row["difference"]) < 0.02
 
 
-# A fake compiler. Its output is a program with the output and exit code that the test sets.
+SESSION = str(BENCHMARKS / "gpu" / "session.sh")
+# A fake compiler. Its output is a program with the output and exit code that the test sets. A
+# command that contains $UNCOMPILED fails.
 GPU_TESTS = sorted((BENCHMARKS.parent / "cc_ops" / "core").rglob("*_gpu_test.cc"))
 FAKE_COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "release 13.0, V13.0.88"; exit; fi
+case "$*" in *"$UNCOMPILED"*) exit 1;; esac
 for target; do :; done
 printf '#!/bin/sh\\ncat %s\\necho "%s" >&2\\nexit %s\\n' "$RECORDS" "$PROBLEM" "$CODE" > "$target"
 chmod +x "$target"
@@ -329,7 +332,7 @@ GPU_RECORDS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def on_a_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Returns a function that runs gpu_launchers.py with fake programs.
+    """Returns a function that runs gpu_launchers.py or gpu/session.sh with fake programs.
 
     Every compiled program prints the given records and ends with the given exit code.
     """
@@ -339,23 +342,34 @@ def on_a_fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         (home / file).write_text(FAKE_COMPILER)
         (home / file).chmod(0o755)
     sanitizer, printed = home / "bin" / "compute-sanitizer", tmp_path / "records.json"
-    sanitizer.write_text('#!/bin/sh\necho "========= ERROR SUMMARY: $ERRORS errors"\n')
-    sanitizer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_HOME", str(home))
     monkeypatch.setenv("CXX", str(home / "bin" / "nvcc"))
     monkeypatch.setenv("RECORDS", str(printed))
 
     def run(
         records: Sequence[dict[str, Any]], code: int = 0, problem: str = "", *, tested: str = "OK",
-        errors: int = 0,
+        errors: int = 0, checked: str = 'echo "========= ERROR SUMMARY: $ERRORS errors"',
+        uncompiled: str = "no such file", flags: Sequence[str] = (), is_session: bool = False,
     ) -> Any:  # fmt: skip
+        if checked:
+            sanitizer.write_text(f"#!/bin/sh\n{checked}\n")
+            sanitizer.chmod(0o755)
         lines = [*map(json.dumps, records), f"[{tested:>9} ] A.Test/Gpu (0 ms)"]
         printed.write_text("".join(f"{line}\n" for line in lines))
         monkeypatch.setenv("CODE", str(code))
         monkeypatch.setenv("PROBLEM", problem)
         monkeypatch.setenv("ERRORS", str(errors))
-        return run_benchmark("gpu_launchers.py", "--gtest=", f"--build={tmp_path / 'build'}",
-                             f"--output={tmp_path / 'results'}")  # fmt: skip
+        monkeypatch.setenv("UNCOMPILED", uncompiled)
+        build, results = str(tmp_path / "build"), str(tmp_path / "results")
+        if is_session:
+            monkeypatch.setenv("SLIPSTREAM_GPU_BUILD", build)
+            # The compiler of a rehearsal is $CXX, and its time limits suit a busy machine.
+            command = [SESSION, results, "--rehearsal"]
+            return subprocess.run(command, capture_output=True, text=True, check=False)
+        return run_benchmark(
+            "gpu_launchers.py", "--gtest=", f"--build={build}", f"--output={results}", *flags
+        )
 
     return run
 
@@ -407,6 +421,7 @@ def test_gpu_launchers_write_nothing_without_a_gpu(
         ({"tested": "SKIPPED"}, "tests_not_passed", "drift_gpu_test: exit code 0"),
         ({"tested": ""}, "tests_not_passed", "drift_gpu_test: exit code 0"),
         ({"errors": 2}, "sanitizer_errors", "racecheck drift_gpu_test: exit code 0"),
+        ({"checked": ""}, "sanitizer_errors", "compute-sanitizer is not next to nvcc or on PATH"),
     ],
 )
 def test_gpu_launchers_report_failures(
@@ -424,6 +439,19 @@ def test_gpu_launchers_report_failures(
     # A failed case does not discard the results of the others.
     assert "Launchers compared with a copy" in part["tables"]
     assert ("Failed cases" in part["tables"]) == ("code" in ending)
+
+
+@needs_sources
+def test_unfinished_sanitizer_counts_as_failed(
+    on_a_fake_gpu: Callable[..., Any], tmp_path: Path
+) -> None:
+    results = tmp_path / "results.jsonl"
+    flags = ["--parts=sanitizers", "--tools=memcheck", "--part_seconds=1", f"--results={results}"]
+    done = on_a_fake_gpu([], checked="exec sleep 60", flags=flags)
+    assert done.returncode == 1, done.stdout + done.stderr
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    names = {f"memcheck {path.stem}" for path in GPU_TESTS}
+    assert {record["name"]: record["errors"] for record in records} == dict.fromkeys(names)
 
 
 @needs_sources
@@ -471,20 +499,86 @@ def test_gpu_launchers_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert rows_of(tmp_path, "gpu_launchers", "Launchers compared with a copy")
 
 
+@needs_sources
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["-h"], 0),
+        ([], 2),
+        ([""], 2),
+        (["--rehersal"], 2),
+        (["--rehearsal", "out"], 2),
+        (["out", "--quik"], 2),
+        (["out", "--quick", "out"], 2),
+        (["old"], 2),
+    ],
+)
+def test_gpu_session_checks_arguments(arguments: list[str], code: int, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "results.jsonl").touch()
+    done = subprocess.run(
+        [SESSION, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    usage = "usage: benchmarks/gpu/session.sh OUTPUT [--quick | --rehearsal]\n"
+    refusal = (
+        "Invalid OUTPUT: old contains results.jsonl. Expected a folder without results. Pass "
+        "another folder.\n"
+    )
+    assert done.returncode == code
+    assert done.stdout == ("" if code else usage)
+    assert done.stderr == ("" if not code else refusal if arguments == ["old"] else usage)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+@needs_sources
+def test_gpu_session_skips_programs_that_were_not_compiled(
+    on_a_fake_gpu: Callable[..., Any], tmp_path: Path
+) -> None:
+    def steps(uncompiled: str) -> dict[str, Any]:
+        done = on_a_fake_gpu(GPU_RECORDS, uncompiled=uncompiled, is_session=True)
+        assert done.returncode == 1, done.stdout + done.stderr
+        (path,) = (tmp_path / "results").glob("results.jsonl")
+        lines = path.read_text().splitlines()
+        # The fake core_threads also prints the line of a test.
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        path.unlink()
+        tests = {r["name"]: r["failed"] for r in records if r["record"] == "test"}
+        assert tests == {
+            path.stem: int(path.stem == "drift_gpu_test") for path in GPU_TESTS if tests
+        }
+        steps = (record for record in records if record["record"] == "step")
+        return {r["name"]: r.get("skipped", r.get("exit_code")) for r in steps}
+
+    # One test does not compile: the programs without it run. The fake library cannot be loaded.
+    found = steps("drift_gpu_test.cc")
+    sanitizers = "compute-sanitizer needs a GPU"
+    assert found == {
+        "compile": 1, "tests": 1, "dlrm": 1, "cases": 0, "peers": 1, "sanitizers": sanitizers,
+        "threads": 0,
+    }  # fmt: skip
+    # A launcher does not compile. Programs of the session before must not run.
+    library = "libslipstream_gpu.so"
+    needed = {"tests": "*_gpu_test", "dlrm": library, "cases": "gpu_launchers", "peers": library,
+              "threads": "core_threads"}  # fmt: skip
+    skipped = {name: f"{program} was not compiled" for name, program in needed.items()}
+    assert steps("drift.cu.cc") == {"compile": 1, "sanitizers": sanitizers, **skipped}
+
+
 @pytest.mark.slow
 @needs_sources
 def test_gpu_session_runs_on_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step is checked except the comparison with PyTorch, which may not be installed."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("SLIPSTREAM_GPU_BUILD", str(tmp_path / "build"))
-    session = str(BENCHMARKS / "gpu" / "session.sh")
     output = tmp_path / "output"
-    subprocess.run([session, str(output), "--rehearsal"], check=False)
+    subprocess.run([SESSION, str(output), "--rehearsal"], check=False)
     records = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
-    steps = {r["name"]: r["exit_code"] for r in records if r["record"] == "step"}
+    steps = {r["name"]: r.get("exit_code") for r in records if r["record"] == "step"}
     del steps["peers"]
     names = ("compile", "tests", "dlrm", "cases", "sanitizers", "threads")
-    assert steps == dict.fromkeys(names, 0), (output / "log.txt").read_text()
+    expected = {**dict.fromkeys(names, 0), "sanitizers": None}
+    assert steps == expected, (output / "log.txt").read_text()
     assert all(r["equals_definition"] for r in records if r["record"] == "dlrm")
     passed = {r["name"]: r["passed"] for r in records if r["record"] == "test"}
     assert set(passed) == {path.stem for path in GPU_TESTS} and min(passed.values()) > 0
