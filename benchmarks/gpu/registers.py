@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "build_support")]
 
-from gpu_build import find_toolkit  # noqa: E402
+from gpu_build import find_toolkit, version_of  # noqa: E402
 from native_build import read_sources  # noqa: E402
 
 _KERNEL = re.compile(
@@ -48,8 +48,8 @@ def kernels_of(source: str, architecture: str) -> Iterator[tuple[str, ...]]:
         if "cub::" not in signature:
             # Remove namespaces, the type of enumerated template arguments, and the arguments.
             name = re.sub(r"void |slipstream::|\(anonymous namespace\)::", "", signature)
-            name = re.sub(r"\(\w+\)(?=\d)", "", name).partition("(")[0]
-            yield name, registers, stored, loaded, shared or "0"
+            name = re.sub(r"\(\w+\)(?=\d)", "", name).partition("(")[0].replace("> >", ">>")
+            yield f"`{name}`", registers, stored, loaded, shared or "0"
 
 
 def main() -> int:
@@ -57,6 +57,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--architecture", default="90", help="compute capability; default: 90")
     given = parser.parse_args()
+    print(f"    python3 benchmarks/gpu/registers.py --architecture={given.architecture}\n")
+    print(f"{version_of(find_toolkit()['nvcc'])}.\n")
     print("| source | kernel | registers | spill stores | spill loads | shared memory |")
     print("|---|---|---|---|---|---|")
     for source in read_sources()["GPU_SRCS"]:

@@ -75,8 +75,8 @@ def test_registers_prints_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     kernels = [line for line in done.stdout.splitlines() if "saturation/drift.cu.cc" in line]
     assert kernels == [
-        "| saturation/drift.cu.cc | CountUpKernel | 24 | 16 | 20 | 1184 |",
-        "| saturation/drift.cu.cc | RowDriftKernel<1> | 34 | 0 | 0 | 0 |",
+        "| saturation/drift.cu.cc | `CountUpKernel` | 24 | 16 | 20 | 1184 |",
+        "| saturation/drift.cu.cc | `RowDriftKernel<1>` | 34 | 0 | 0 | 0 |",
     ]
 
 
