@@ -5,7 +5,7 @@
 The op library of the tests has the GPU kernels instead of the CPU kernels of the same ops. They and
 the CUDA kernels that they launch are compiled by the host compiler on an emulation of CUDA, see
 cc_ops/core/testing/cuda_emulation. With --check_functions, functions of GPU sources that never ran
-are an error after the tests: add a test that calls them. Other arguments are those of pytest.
+are an error after the tests: add a test that calls them. Other arguments are passed to pytest.
 
 Environment variables:
     SLIPSTREAM_SANITIZER: "address" or "thread" compiles with this sanitizer and without the check
