@@ -37,7 +37,7 @@ from slipstream_tf.telemetry.dry_run import estimate_dry_run
 from slipstream_tf.telemetry.exchange_estimate import estimate_exchange
 from slipstream_tf.telemetry.savings_report import SavingsReport
 
-# Number of examples that `observe` classifies and counts per batch: at most twice this number.
+# Number of examples that `observe` classifies per batch: at most twice this number.
 _OBSERVED_EXAMPLES = 2048
 
 
@@ -351,17 +351,14 @@ class Slipstream(tf.train.experimental.PythonState):
 
         Call it once per step in a custom loop if the data does not pass through `apply`. The engine
         derives the threshold T from these examples. A `tables.SokStore` also counts accesses of
-        their keys.
+        all keys of the batch.
 
-        Batches of 4,096 or more examples are sampled, so that the time of a call is bounded: one
-        random example in `stride = batch // 2048` is classified and counted, and represents the
-        others. Every example has the same chance, therefore counts are unbiased: a key with n
-        accesses has a count with mean n and standard deviation of at most sqrt(n * stride) if its
-        accesses are in different examples. The choice depends only on `Window.seed` and the number
-        of the example since the start of training, so that a resumed training makes the same
-        choice. A batch is not sampled if its size is unknown when a graph is traced, if losses are
-        recorded (`max_auc_loss`, `DryRun(estimates_cost=True)`), or if `Window.sample` requires
-        all its examples.
+        Batches of 4,096 or more examples are sampled for T: one random example in
+        `stride = batch // 2048` is classified and represents the others. The choice depends only on
+        `Window.seed` and the number of the example since the start of training, so that a resumed
+        training makes the same choice. A batch is not sampled if its size is unknown when a graph
+        is traced, if losses are recorded (`max_auc_loss`, `DryRun(estimates_cost=True)`), or if
+        `Window.sample` requires all its examples.
 
         Args:
             inputs: Keys in a format that `EmbeddingCollection` accepts.
@@ -381,11 +378,9 @@ class Slipstream(tf.train.experimental.PythonState):
             )
             raise invalid("policies", self.settings.policies, "Slipstream.observe", allowed)
         packed = pack(inputs, self.specs)
-        stride = self._stride(packed.batch_size)
-        classified, rows = self.tracker.classifier.observe(packed, stride)
         if isinstance(self.store, SokStore):
-            self.store.count_accesses(packed, rows if stride > 1 else None, stride)
-        return classified
+            self.store.count_accesses(packed)
+        return self.tracker.classifier.observe(packed, self._stride(packed.batch_size))
 
     def _stride(self, batch_size: int | None) -> int:
         """Returns the number of examples per example that `observe` classifies.

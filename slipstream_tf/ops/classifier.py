@@ -178,11 +178,9 @@ class InputClassifier:
         """
         require_integer("window_batches", window_batches, 0, None, "InputClassifier.classify")
         packed = features.pack(inputs, specs)
-        return self._classify(packed, observe=observe, window_batches=window_batches)[0]
+        return self._classify(packed, observe=observe, window_batches=window_batches)
 
-    def observe(
-        self, packed: features.PackedFeatures, stride: int = 1
-    ) -> tuple[Classified, tf.Tensor]:
+    def observe(self, packed: features.PackedFeatures, stride: int = 1) -> Classified:
         """Classifies and observes one random example in `stride`.
 
         The numbers of the examples since the start of training are divided into blocks of `stride`
@@ -195,20 +193,17 @@ class InputClassifier:
             stride: Number of examples per classified example, at most 2^20.
 
         Returns:
-            The classification, as of `classify`, where examples that were not chosen are not
-            skippable and have the score +inf; and int64 [n], the ascending positions of the chosen
-            examples.
+            The classification, as of `classify`. Examples that were not chosen are not skippable
+            and have the score +inf.
         """
         return self._classify(packed, stride=stride)
 
-    def _classify(
-        self, packed: features.PackedFeatures, **attributes: Any
-    ) -> tuple[Classified, tf.Tensor]:
+    def _classify(self, packed: features.PackedFeatures, **attributes: Any) -> Classified:
         with tf.device("CPU:0"):
             result = _loader.library().slipstream_classify_inputs(
                 handle=self._handle, **attributes, **self._arguments(packed)
             )
-        return Classified(result.skippable, result.score, result.weight), result.rows
+        return Classified(result.skippable, result.score, result.weight)
 
     def subsample(
         self, inputs: Any, specs: Sequence[features.FeatureSpec], labels: Any, weights: Any = None

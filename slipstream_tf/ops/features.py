@@ -110,27 +110,6 @@ class PackedFeatures:
                 return size if split < 0 else size - 1
         return None
 
-    def at(self, rows: tf.Tensor) -> "PackedFeatures":
-        """Returns the keys of some examples, without weights.
-
-        Args:
-            rows: int64 [n], positions of the examples.
-        """
-        keys, row_splits = list(self.keys), list(self.row_splits)
-        # Columns of a matrix share its tensor.
-        pairs = zip(self.attrs["feature_keys"], self.attrs["feature_splits"], strict=True)
-        for tensor, split in dict.fromkeys(pairs):
-            if split < 0:
-                keys[tensor] = tf.gather(self.keys[tensor], rows)
-                continue
-            bags = tf.RaggedTensor.from_row_splits(
-                self.keys[tensor], self.row_splits[split], validate=False
-            )
-            chosen = tf.gather(bags, rows)
-            keys[tensor], row_splits[split] = chosen.values, chosen.row_splits
-        attrs = {**self.attrs, "feature_weights": [-1] * len(self.specs)}
-        return PackedFeatures(keys, row_splits, [], attrs, self.specs)
-
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments for an op that takes features."""
         return {

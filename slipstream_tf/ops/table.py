@@ -99,7 +99,6 @@ def lookup(
     packed: PackedFeatures,
     layout: LookupLayout,
     joins_step: bool = False,
-    accesses_per_key: int = 1,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Looks up a training batch, creates missing rows and counts accesses.
 
@@ -109,8 +108,6 @@ def lookup(
         layout: Layout of the lookup.
         joins_step: Whether the lookup belongs to the training step of earlier lookups, if the
             tables were not updated since. Then it does not count in the age of rows.
-        accesses_per_key: Number of accesses that each key counts as, for a batch that is a sample.
-            Must be 1 for tables with `admit_after`.
 
     Returns:
         (pooled, plan). pooled: float32 [batch, dim] per feature, or one tensor [batch, features,
@@ -123,12 +120,32 @@ def lookup(
         tf.errors.ResourceExhaustedError: A bounded table cannot hold the keys of the batch.
     """
     result = _loader.library().slipstream_lookup(
-        handles=list(handles),
-        joins_step=joins_step,
-        accesses_per_key=accesses_per_key,
-        **layout.arguments(packed),
+        handles=list(handles), joins_step=joins_step, **layout.arguments(packed)
     )
     return list(result.pooled), result.plan
+
+
+def count_accesses(
+    handles: Sequence[tf.Tensor], packed: PackedFeatures, feature_table: Sequence[int]
+) -> tf.Operation | None:
+    """Counts the accesses of a training batch and creates missing rows, without a lookup.
+
+    Args:
+        handles: The tables, without duplicates.
+        packed: Keys of the batch. Weights are ignored.
+        feature_table: For each feature, the index of its table among the handles.
+
+    Returns:
+        The operation in a graph, None in eager mode.
+
+    Raises:
+        tf.errors.InvalidArgumentError: The inputs are inconsistent, for example row splits
+            decrease.
+        tf.errors.ResourceExhaustedError: A bounded table cannot hold the new keys of the batch.
+    """
+    return _loader.library().slipstream_table_count_accesses(
+        handles=list(handles), feature_table=list(feature_table), **packed.arguments()
+    )
 
 
 def evaluation_lookup(

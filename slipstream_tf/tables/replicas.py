@@ -82,16 +82,10 @@ class ExactCounts(CountingStore):
         bounds: Any = {"initializer": Zeros(), "retention": Retention(counted_keys, "lfu")}
         super().__init__([Table(name, dim=1, **bounds) for name in tables], SGD())
 
-    def count(self, packed: PackedFeatures, accesses_per_key: int = 1) -> None:
-        """Counts the keys of a batch, from `features.pack`.
-
-        Args:
-            packed: The keys.
-            accesses_per_key: Number of accesses that each key counts as, for a batch that is a
-                sample.
-        """
-        layout = self._layout(packed, stacked=False)
-        table_ops.lookup(self._handles, packed, layout, accesses_per_key=accesses_per_key)
+    def count(self, packed: PackedFeatures) -> None:
+        """Counts the keys of a batch, from `features.pack`."""
+        tables = [self.index_of(spec.table) for spec in packed.specs]
+        table_ops.count_accesses(self._handles, packed, tables)
 
 
 class EstimatedCounts:

@@ -75,6 +75,7 @@ def call_table_ops(call: Call) -> None:
     table = tables[0]
     keys = np.array([5, 7, 9])
     call("SlipstreamTableGather", handle=table, keys=keys, dim=2)
+    call("SlipstreamTableCountAccesses", handles=tables, **FEATURES)
     call("SlipstreamTableHotKeys", handle=table, k=np.int64(2))
     call("SlipstreamTableDecayCounts", handle=table, factor=np.float32(0.5))
     call("SlipstreamTableSetRowFlags", handle=table, keys=keys, flags=FLAGS, create_missing=True)

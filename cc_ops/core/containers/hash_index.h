@@ -61,7 +61,7 @@ class HashIndex {
   Entry* Find(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     for (uint64_t line = Home(hash);; line = NextLine(line)) {
-      Entry* const found = FindInLine(line, key);
+      Entry* const found = FindInLine(&entries_[line], key);
       if (found != nullptr) return found;
       // If the last entry of a line is free, the key is not in a later line.
       if (entries_[line + kLine - 1].index == kEmpty) return nullptr;
@@ -72,7 +72,7 @@ class HashIndex {
   Entry* FindAtHome(int64_t key, uint64_t hash) {
     if (entries_.empty()) return nullptr;
     const uint64_t line = Home(hash);
-    Entry* const found = FindInLine(line, key);
+    Entry* const found = FindInLine(&entries_[line], key);
     if (found == nullptr) __builtin_prefetch(&entries_[NextLine(line)]);
     return found;
   }
@@ -82,6 +82,22 @@ class HashIndex {
   Entry* Find(int64_t key) { return Find(key, KeyedHash(key)); }
   const Entry* Find(int64_t key) const { return Find(key, KeyedHash(key)); }
 
+  // Parts of Find, for callers that keep the addresses of lines. HomeIn returns the first entry of
+  // the line that Find reads first, in an index of this capacity. FindInLine returns the entry of
+  // `key` in a line, or nullptr.
+  static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
+    return ScaleHash(hash, capacity) & ~(kLine - 1);
+  }
+  static Entry* FindInLine(Entry* line, int64_t key) {
+    // Compare all keys without branches, because the position is unpredictable. Free entries have
+    // the key 0 and are at the end of the line.
+    uint32_t found = 0;
+    for (uint64_t j = 0; j < kLine; ++j) found |= static_cast<uint32_t>(line[j].key == key) << j;
+    if (found == 0) return nullptr;
+    Entry* const entry = line + __builtin_ctz(found);
+    return entry->index == kEmpty ? nullptr : entry;
+  }
+
   // Inserts an absent key with a count of 0 and returns its entry. Note: invalidates other pointers
   // to entries. Throws std::bad_alloc (strong exception guarantee).
   Entry* Insert(int64_t key, uint32_t index);
@@ -90,22 +106,9 @@ class HashIndex {
   bool Erase(int64_t key);
 
  private:
-  // Returns the first entry of the line of a hash.
-  static uint64_t HomeIn(uint64_t hash, uint64_t capacity) {
-    return ScaleHash(hash, capacity) & ~(kLine - 1);
-  }
   uint64_t Home(uint64_t hash) const { return HomeIn(hash, entries_.size()); }
   uint64_t NextLine(uint64_t line) const {
     return line + kLine == entries_.size() ? 0 : line + kLine;
-  }
-  // Compares all entries of a line without branches, because the position is unpredictable.
-  Entry* FindInLine(uint64_t line, int64_t key) {
-    Entry* const entries = &entries_[line];
-    uint32_t found = 0;
-    for (uint64_t j = 0; j < kLine; ++j) {
-      found |= static_cast<uint32_t>((entries[j].key == key) & (entries[j].index != kEmpty)) << j;
-    }
-    return found == 0 ? nullptr : entries + __builtin_ctz(found);
   }
   uint64_t Next(uint64_t i) const { return i + 1 == entries_.size() ? 0 : i + 1; }
   // Returns whether an index with `keys` keys is so full that its next entries must be prepared.

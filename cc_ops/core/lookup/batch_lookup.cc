@@ -223,24 +223,6 @@ Status CheckMemory(const std::vector<EmbeddingTable*>& tables, const SortedKeys&
   return OkStatus();
 }
 
-// Returns InvalidArgument unless each key of a batch may count as `accesses_per_key` accesses.
-Status CheckAccesses(const std::vector<EmbeddingTable*>& tables, int64_t accesses_per_key) {
-  constexpr int64_t kMax = 1 << 20;
-  if (accesses_per_key == 1) return OkStatus();
-  if (accesses_per_key < 1 || accesses_per_key > kMax) {
-    return InvalidArgument("accesses_per_key is " + std::to_string(accesses_per_key) +
-                           "; expected an integer from 1 to " + std::to_string(kMax));
-  }
-  for (const EmbeddingTable* table : tables) {
-    if (!table->rows().admits()) continue;
-    return InvalidArgument("accesses_per_key is " + std::to_string(accesses_per_key) +
-                           " for table '" + table->options().name +
-                           "' with admit_after; expected 1, because admission requires exact "
-                           "counts");
-  }
-  return OkStatus();
-}
-
 // Calls resolve(first bucket, last bucket, task) so that the threads cover all buckets.
 template <class Resolve>
 void ForEachBucketRange(const SortedKeys& sorted, const Parallel& parallel,
@@ -373,9 +355,7 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
-                         LookupWorkspace* workspace, bool joins_step, int64_t accesses_per_key) {
-  const Status checked = CheckAccesses(tables, accesses_per_key);
-  if (!checked.ok()) return checked;
+                         LookupWorkspace* workspace, bool joins_step) {
   const ExclusiveTableLocks locks(tables);
   try {
     Status status = SortKeys(tables, features, combiners, parallel, workspace);
@@ -387,12 +367,11 @@ Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
     const SortedKeys& sorted = workspace->sorted;
     if (!AnySpilled(tables)) {
       ForEachBucketRange(sorted, parallel, [&](int64_t first, int64_t last, int task) {
-        ResolveBuckets(sorted, first, last, targets, accesses_per_key, &workspace->scratches[task],
-                       plan);
+        ResolveBuckets(sorted, first, last, targets, &workspace->scratches[task], plan);
       });
     } else {
       ForEachBucketRange(sorted, parallel, [&](int64_t first, int64_t last, int task) {
-        FindBuckets(sorted, first, last, accesses_per_key, &workspace->scratches[task], plan);
+        FindBuckets(sorted, first, last, &workspace->scratches[task], plan);
       });
       status = LoadMissing(parallel, plan);
       if (!status.ok()) return status;

@@ -30,19 +30,16 @@ namespace slipstream {
 //                                 lookup.
 //   joins_step                    Whether the lookup belongs to the same training step as the
 //                                 lookups since the last update; see EmbeddingTable::BeginLookup.
-//   accesses_per_key              Number of accesses that each key in the batch counts as. Above 1
-//                                 if the batch is a sample; then no table may admit keys by count.
 //
-// Returns InvalidArgument for more than kMaxBatch examples (key_sort.h) or an invalid
-// accesses_per_key, and ResourceExhausted if the rows do not fit in a bounded table or in memory.
-// On an error no row was created. Note: rows may have been created if memory ran out or the disk
-// failed. The tables are consistent in any case.
+// Returns InvalidArgument for more than kMaxBatch examples (key_sort.h), and ResourceExhausted if
+// the rows do not fit in a bounded table or in memory. On an error no row was created. Note: rows
+// may have been created if memory ran out or the disk failed. The tables are consistent in any
+// case.
 Status LookupForTraining(const std::vector<EmbeddingTable*>& tables,
                          const std::vector<FeatureView>& features,
                          const std::vector<Combiner>& combiners,
                          const std::vector<PooledOutput>& outputs, const Parallel& parallel,
-                         LookupWorkspace* workspace, bool joins_step = false,
-                         int64_t accesses_per_key = 1);
+                         LookupWorkspace* workspace, bool joins_step = false);
 
 // Same without creating rows or counting accesses. Absent keys use the values of their initializer.
 // Note: deferred gradients are not included; call FlushBeforeReading (policy_update.h) first.

@@ -95,7 +95,7 @@ class BucketResolver {
     plan_->unique_count[bucket] = count;
   }
 
-  void Find(int64_t bucket, int64_t accesses_per_key) {
+  void Find(int64_t bucket) {
     const int64_t begin = sorted_.begin[bucket];
     const int64_t count = plan_->unique_count[bucket];
     if (count == 0) return;
@@ -115,16 +115,15 @@ class BucketResolver {
         shard->index.Prefetch(hashes[u + kPrefetchDistance]);
       }
       uint32_t index = 0;
-      const auto accesses = static_cast<float>(uses[u] * accesses_per_key);
-      rows[u] = table->rows().FindAtOnce(shard, keys[u], hashes[u], accesses, &index);
+      rows[u] =
+          table->rows().FindAtOnce(shard, keys[u], hashes[u], static_cast<float>(uses[u]), &index);
       indices[u] = index;
       if (rows[u] == nullptr && !IsOnDisk(index)) {
         scratch_->missed.push_back(static_cast<int32_t>(u));
       }
     }
     for (const int32_t u : scratch_->missed) {
-      const auto accesses = static_cast<float>(uses[u] * accesses_per_key);
-      rows[u] = table->rows().FindOrAdmit(keys[u], accesses, &indices[u]);
+      rows[u] = table->rows().FindOrAdmit(keys[u], static_cast<float>(uses[u]), &indices[u]);
     }
     // More rows would leave the cache before they are used.
     const int64_t prefetched = std::min(count, kManyKeys);
@@ -257,29 +256,28 @@ RowTargets Nowhere(const LookupPlan& plan) {
 }  // namespace
 
 void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
-                    const RowTargets& targets, int64_t accesses_per_key, ResolveScratch* scratch,
-                    LookupPlan* plan) {
+                    const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan) {
   BucketResolver resolver(sorted, targets, scratch, plan);
   for (int64_t bucket = first; bucket < last + 2; ++bucket) {
     if (bucket + 1 < last) resolver.PrefetchShard(bucket + 1);
     if (bucket < last) resolver.Deduplicate(bucket, true);
     if (bucket - 1 >= first && bucket - 1 < last) {
-      resolver.Find(bucket - 1, accesses_per_key);
+      resolver.Find(bucket - 1);
       resolver.Group(bucket - 1);
     }
     if (bucket - 2 >= first) resolver.Deliver(bucket - 2);
   }
 }
 
-void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, int64_t accesses_per_key,
-                 ResolveScratch* scratch, LookupPlan* plan) {
+void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
+                 LookupPlan* plan) {
   const RowTargets nowhere = Nowhere(*plan);
   BucketResolver resolver(sorted, nowhere, scratch, plan);
   for (int64_t bucket = first; bucket <= last; ++bucket) {
     if (bucket + 1 < last) resolver.PrefetchShard(bucket + 1);
     if (bucket < last) resolver.Deduplicate(bucket, true);
     if (bucket == first) continue;
-    resolver.Find(bucket - 1, accesses_per_key);
+    resolver.Find(bucket - 1);
     resolver.Group(bucket - 1);
   }
 }

@@ -35,17 +35,16 @@ struct RowTargets {
 };
 
 // Counts accesses, creates missing rows in the order in which their keys appear, fills the entries
-// of the plan and delivers the rows. Each key counts as `accesses_per_key` accesses. No other
-// thread may touch the shards of these buckets. Throws std::bad_alloc; the tables stay consistent.
+// of the plan and delivers the rows. No other thread may touch the shards of these buckets. Throws
+// std::bad_alloc; the tables stay consistent.
 void ResolveBuckets(const SortedKeys& sorted, int64_t first, int64_t last,
-                    const RowTargets& targets, int64_t accesses_per_key, ResolveScratch* scratch,
-                    LookupPlan* plan);
+                    const RowTargets& targets, ResolveScratch* scratch, LookupPlan* plan);
 
 // Same without delivering rows. A row on disk is counted as accessed but is null in the plan; the
 // caller loads the row and sets the pointer. A key without a row also has a null row, and the index
 // HashIndex::kEmpty.
-void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, int64_t accesses_per_key,
-                 ResolveScratch* scratch, LookupPlan* plan);
+void FindBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,
+                 LookupPlan* plan);
 // Fills the plan's entries without looking for rows. The caller sets the rows before
 // DeliverBuckets.
 void GroupBuckets(const SortedKeys& sorted, int64_t first, int64_t last, ResolveScratch* scratch,

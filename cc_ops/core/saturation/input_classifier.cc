@@ -113,7 +113,7 @@ void InputClassifier::ChooseExamples(int64_t batch, int64_t stride) {
 
 Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64_t batch,
                                  bool observe, const Classified& result, int64_t window_batches,
-                                 int64_t stride, std::vector<int64_t>* rows) {
+                                 int64_t stride) {
   const Status status = Check(features);
   if (!status.ok()) return status;
   if (stride < 1 || stride > kMaxStrideOfExamples) {
@@ -159,7 +159,6 @@ Status InputClassifier::Classify(const std::vector<FeatureView>& features, int64
       counts.hot_inputs += std::isfinite(score);
     }
   }
-  if (rows != nullptr) *rows = chosen_;
   if (observe) {
     const int64_t represented = batch_stride * stride;
     inputs_observed_ += static_cast<uint64_t>(batch);

@@ -93,13 +93,11 @@ class InputClassifier {
   //     consecutive examples of training is classified, and counts for the others as above. The
   //     choice depends on the seed and the numbers of the examples only. At most
   //     kMaxStrideOfExamples.
-  //   rows: if not null, becomes the positions of the classified examples in the batch, ascending.
   //
   // Returns InvalidArgument for a feature of an unknown table, a stride out of its range, and in
   // mode kPredictedLoss.
   Status Classify(const std::vector<FeatureView>& features, int64_t batch, bool observe,
-                  const Classified& result, int64_t window_batches = 0, int64_t stride = 1,
-                  std::vector<int64_t>* rows = nullptr);
+                  const Classified& result, int64_t window_batches = 0, int64_t stride = 1);
   static constexpr int64_t kMaxStride = 16;  // See `window_batches`.
   static constexpr int64_t kMaxStrideOfExamples = 1 << 20;
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc_ops/core/lookup/access_count.h"
 #include "cc_ops/core/lookup/batch_lookup.h"
 #include "cc_ops/core/update/gradient_update.h"
 #include "cc_ops/core/update/policy_update.h"
@@ -68,7 +69,6 @@ class LookupOp : public LookupOpBase {
  public:
   explicit LookupOp(tf::OpKernelConstruction* c) : LookupOpBase(c) {
     OP_REQUIRES_OK(c, c->GetAttr("joins_step", &joins_step_));
-    OP_REQUIRES_OK(c, c->GetAttr("accesses_per_key", &accesses_per_key_));
   }
   void Compute(tf::OpKernelContext* c) override {
     auto resources = std::make_shared<TableResources>();
@@ -79,15 +79,35 @@ class LookupOp : public LookupOpBase {
     PlanVariant plan;
     plan.workspace = pool_->Take();
     plan.resources = std::move(resources);
-    OP_REQUIRES_OK(c,
-                   ToAbsl(LookupForTraining(tables, features, combiners(), outputs, ParallelOf(c),
-                                            plan.workspace.get(), joins_step_, accesses_per_key_)));
+    OP_REQUIRES_OK(c, ToAbsl(LookupForTraining(tables, features, combiners(), outputs,
+                                               ParallelOf(c), plan.workspace.get(), joins_step_)));
     OP_REQUIRES_OK(c, OutputPlan(c, c->num_outputs() - 1, std::move(plan)));
   }
 
  private:
   bool joins_step_ = false;
-  int64_t accesses_per_key_ = 1;
+  const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
+};
+
+class TableCountAccessesOp : public tf::OpKernel {
+ public:
+  explicit TableCountAccessesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    int num_tables = 0;
+    OP_REQUIRES_OK(c, c->GetAttr("num_tables", &num_tables));
+    OP_REQUIRES_OK(c, inputs_.Init(c, num_tables));
+  }
+  void Compute(tf::OpKernelContext* c) override {
+    TableResources resources;
+    std::vector<EmbeddingTable*> tables;
+    std::vector<FeatureView> features;
+    int64_t batch = 0;
+    OP_REQUIRES_OK(c, ReadTables(c, &resources, &tables));
+    OP_REQUIRES_OK(c, inputs_.Read(c, &features, &batch));
+    OP_REQUIRES_OK(c, ToAbsl(CountAccesses(tables, features, ParallelOf(c), pool_->Take().get())));
+  }
+
+ private:
+  FeatureInputs inputs_;
   const std::shared_ptr<WorkspacePool> pool_ = std::make_shared<WorkspacePool>();
 };
 
@@ -124,6 +144,7 @@ class ApplyGradientsOp : public tf::OpKernel {
 };
 
 SLIPSTREAM_CPU_KERNEL("SlipstreamLookup", LookupOp);
+SLIPSTREAM_CPU_KERNEL("SlipstreamTableCountAccesses", TableCountAccessesOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamEvaluationLookup", EvaluationLookupOp);
 SLIPSTREAM_CPU_KERNEL("SlipstreamApplyGradients", ApplyGradientsOp);
 

@@ -108,7 +108,6 @@ absl::Status LookupShape(InferenceContext* c) {
 REGISTER_OP("SlipstreamLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS
     .Attr("joins_step: bool = false")
-    .Attr("accesses_per_key: int >= 1 = 1")
     .Output("pooled: num_outputs * float")
     .Output("plan: variant")
     .SetIsStateful()
@@ -122,9 +121,16 @@ REGISTER_OP("SlipstreamLookup")
         "SlipstreamCollectGradients.\n"
         "joins_step: Whether the lookup belongs to the training step of earlier lookups, if the "
         "tables were not updated since. Then it does not count in the age of "
-        "rows.\n"
-        "accesses_per_key: Number of accesses that each key counts as, for batches that are "
-        "samples.\n" SLIPSTREAM_LOOKUP_DOC);
+        "rows.\n" SLIPSTREAM_LOOKUP_DOC);
+
+REGISTER_OP("SlipstreamTableCountAccesses")
+    .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS.Attr("num_tables: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::NoOutputs)
+    .Doc(
+        "Counts the accesses of a training batch and creates missing rows, without a lookup.\n"
+        "\n"
+        "handles: Scalars. The tables, each once.\n" SLIPSTREAM_FEATURE_DOC);
 
 REGISTER_OP("SlipstreamEvaluationLookup")
     .Input("handles: num_tables * resource") SLIPSTREAM_FEATURE_INPUTS SLIPSTREAM_LOOKUP_ATTRS

@@ -87,11 +87,8 @@ absl::Status Classify(OpKernelContext* context, ClassifierResource* resource,
   TF_RETURN_IF_ERROR(attributes.inputs.Read(context, &features, &batch));
   Classified result;
   TF_RETURN_IF_ERROR(AllocateClassified(context, batch, &result));
-  std::vector<int64_t> rows;
-  TF_RETURN_IF_ERROR(
-      ToAbsl(resource->classifier.Classify(features, batch, attributes.observe, result,
-                                           attributes.window_batches, attributes.stride, &rows)));
-  return Output(context, 3, rows);
+  return ToAbsl(resource->classifier.Classify(features, batch, attributes.observe, result,
+                                              attributes.window_batches, attributes.stride));
 }
 
 absl::Status SetDrift(OpKernelContext* context, ClassifierResource* resource) {

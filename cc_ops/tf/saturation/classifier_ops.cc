@@ -44,7 +44,6 @@ absl::Status ClassifyShape(InferenceContext* c) {
   DimensionHandle batch;
   TF_RETURN_IF_ERROR(BatchOfFeatures(c, &batch));
   for (int i = 0; i < 3; ++i) c->set_output(i, c->Vector(batch));
-  c->set_output(3, c->Vector(InferenceContext::kUnknownDim));
   return absl::OkStatus();
 }
 
@@ -86,7 +85,6 @@ REGISTER_OP("SlipstreamClassifyInputs")
     SLIPSTREAM_FEATURE_INPUTS.Output("skippable: bool")
     .Output("score: float")
     .Output("weight: float")
-    .Output("rows: int64")
     .Attr("observe: bool = true")
     .Attr("window_batches: int >= 0 = 0")
     .Attr("stride: int >= 1 = 1")
@@ -108,8 +106,6 @@ REGISTER_OP("SlipstreamClassifyInputs")
         "weight: [batch]. 0 drops the example. Otherwise the number of examples that it "
         "represents: 1, or 1 / keep_rate for a droppable example that is kept. Always 1 in a dry "
         "run.\n"
-        "rows: [classified]. Positions of the classified examples, ascending. All, unless "
-        "window_batches or stride excludes some.\n"
         "observe: Whether the examples are added to the sample and the counts of the window.\n"
         "window_batches: Number of batches of a window, or 0. If examples are observed and "
         "none may be dropped (a dry run, or mode none), only the batches that the sample "

@@ -105,10 +105,8 @@ class SokStore(SpreadStore, WatchingStore):
     Messages that the loop sends through SOK are not included in the communicator's traffic.
 
     By default, access counts are in host memory, for at most `counted_keys` keys per table; the
-    least accessed key is evicted for a new key. They are exact for batches of fewer than 4,096
-    examples, and estimated from a sample of larger batches, see `Slipstream.observe`. With
-    `counts_on_device` they are estimates from all keys, computed on the table's device, see
-    `ops.hot_keys.HotKeySketch`.
+    least accessed key is evicted for a new key. With `counts_on_device` they are estimates,
+    computed on the table's device, see `ops.hot_keys.HotKeySketch`.
 
     Attributes:
         tables: One table per variable, in the given order.
@@ -193,22 +191,15 @@ class SokStore(SpreadStore, WatchingStore):
         specs = [FeatureSpec(name, name)]
         self.count_accesses(pack({name: tf.reshape(flat_values(keys), [-1])}, specs))
 
-    def count_accesses(
-        self, packed: PackedFeatures, rows: tf.Tensor | None = None, stride: int = 1
-    ) -> None:
-        """Counts the accesses of all features of a batch, or estimates them from a sample.
+    def count_accesses(self, packed: PackedFeatures) -> None:
+        """Counts the accesses of all features of a batch.
 
-        `Slipstream.observe` calls it. Counts on the device include all examples.
+        `Slipstream.observe` calls it.
 
         Args:
             packed: The keys, from `features.pack`.
-            rows: int64 [n], positions of a random sample of the examples. None counts all examples.
-            stride: Number of examples that each example of the sample represents.
         """
-        if rows is None or isinstance(self._counter, EstimatedCounts):
-            self._counter.count(packed)
-        else:
-            self._counter.count(packed.at(rows), accesses_per_key=stride)
+        self._counter.count(packed)
 
     def filter_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Masks or defers gradients of watched variables; call before the optimizer.

@@ -81,7 +81,7 @@ def count_every_occurrence(store: SokStore) -> None:
     assert store.hot_keys("t", 1)[1].tolist() == [2.5]
 
 
-def estimate_counts_of_large_batches(comm, counts_on_device: bool) -> None:
+def count_large_batches(comm, counts_on_device: bool) -> None:
     store = SokStore({"t": table()}, comm=comm, counts_on_device=counts_on_device)
     slipstream = slip.Slipstream(store, window=slip.Window(100))
     keys = tf.repeat(tf.constant([3, 5], tf.int64), [3 * 8192, 8192])
@@ -89,7 +89,7 @@ def estimate_counts_of_large_batches(comm, counts_on_device: bool) -> None:
     assert classified.weight.shape == keys.shape
     found, counts = store.hot_keys("t", 10)
     assert found.tolist() == [3, 5]
-    # One example of each block of 16 is counted. It represents 16 accesses.
+    # A sample of the examples is classified, but all are counted.
     assert counts.tolist() == [3 * 8192, 8192]
     assert store._counter.export_accesses("t")["counts"].sum() == keys.shape[0]
 
@@ -200,7 +200,7 @@ def main() -> None:
     name_a_single_variable(comm)
     count_every_occurrence(SokStore({"t": table()}, comm=comm))
     for counts_on_device in (False, True):
-        estimate_counts_of_large_batches(comm, counts_on_device)
+        count_large_batches(comm, counts_on_device)
     mask_or_only_count(comm)
     refuse_keys_of_soks_own(comm)
     watch_tables_on_one_rank(comm)

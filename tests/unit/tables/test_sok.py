@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf import Retention, Storage, Table
-from slipstream_tf.ops.classifier import InputClassifier
+from slipstream_tf import Storage, Table
 from slipstream_tf.ops.features import FeatureSpec, pack
-from slipstream_tf.optimizers import SGD
-from slipstream_tf.tables.replicas import CountingStore, EstimatedCounts, ExactCounts
+from slipstream_tf.tables.replicas import EstimatedCounts, ExactCounts
 from slipstream_tf.tables.sok import hkv
 from slipstream_tf.tables.sok.embeddings import _settings_of
 from slipstream_tf.tables.sok.store import UnchangedKeys
@@ -132,74 +128,26 @@ def test_counters_accept_matrix_columns():
     assert keys.tolist() == [1, 3, 4] and counts.tolist() == [2.0, 2.0, 1.0]
 
 
-def test_counts_of_sample_are_scaled():
-    specs = [FeatureSpec("x", "a"), FeatureSpec("bag", "b"), FeatureSpec("ragged", "a")]
-    inputs = {
-        "x": tf.constant([1, 2, 3, 1]),
-        "bag": tf.constant([[5, -1], [6, 6], [7, 7], [5, 7]]),
-        "ragged": tf.ragged.constant([[], [2, 4], [9, 9], [1]], dtype=tf.int64),
-    }
-    counter = ExactCounts(["a", "b"], COUNTED)
-    chosen = pack(inputs, specs).at(tf.constant([0, 1, 3], tf.int64))
-    counter.count(chosen, accesses_per_key=16)
-    counter.count(chosen)
-    found = {table: counter.hot_keys(table, 9) for table in ("a", "b")}
-    assert {t: (k.tolist(), c.tolist()) for t, (k, c) in found.items()} == {
-        "a": ([1, 2, 4], [51.0, 34.0, 17.0]),
-        "b": ([5, 6, 7], [34.0, 34.0, 17.0]),
-    }
-    assert chosen.batch_size == 3 and pack(inputs, specs).batch_size == 4
-
-
-@pytest.mark.parametrize(
-    ("accesses", "admit_after", "error"),
-    [(1, 2, None), (16, 1, None), (16, 2, "'a' with admit_after"), ((1 << 20) + 1, 1, "1048576")],
-)
-def test_only_tables_without_admission_scale_counts(accesses: int, admit_after: int, error):
-    table = Table("a", 1, retention=Retention(64, "lfu", admit_after=admit_after))
-    counter = CountingStore([table], SGD())
-    packed = pack({"x": tf.constant([3, 3, 5])}, [FeatureSpec("x", "a")])
-    count = functools.partial(ExactCounts.count, counter, packed, accesses)
-    if error is None:
-        count()
-        return
-    with pytest.raises(tf.errors.InvalidArgumentError, match=error):
-        count()
-    assert counter.size("a") == 0
-
-
 def zipf_keys(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     """Returns keys from 1 to 10^6 with a probability that is proportional to key^-1.05."""
     low = 1e6**-0.05 - 1.0
     return ((1.0 + rng.random(shape) * low) ** -20.0).astype(np.int64)
 
 
-def test_sample_finds_hot_set_of_zipf_keys():
-    # One window: 100 batches of 65,536 examples. 2,048 examples of each batch are counted.
-    rng, batch, stride, hot = np.random.default_rng(0), 1 << 16, 32, 500
-    specs = [FeatureSpec("x", "a")]
-    classifier, counter = InputClassifier(["a"]), ExactCounts(["a"], 1 << 18)
-    exact = np.zeros(1 << 20, np.int64)
-    for _ in range(100):
-        keys = zipf_keys(rng, (batch, 1))
-        packed = pack(tf.constant(keys), specs)
-        counter.count(packed.at(classifier.observe(packed, stride)[1]), stride)
-        exact += np.bincount(keys[:, 0], minlength=exact.size)
-    found, counts = counter.hot_keys("a", hot)
-    exact_hot = np.argsort(-exact, kind="stable")[:hot]
-    # Sampling exchanges keys near the end of the hot set, because their counts are almost equal.
-    assert np.isin(exact_hot, found).mean() > 0.9
-    assert exact[found].sum() >= 0.99 * exact[exact_hot].sum()
-    # The estimates are unbiased, with a standard deviation of sqrt(n * (stride - 1)).
-    errors = (counter_of(found, counts, exact_hot[:50]) - exact[exact_hot[:50]]) / np.sqrt(
-        exact[exact_hot[:50]] * (stride - 1)
-    )
-    assert abs(errors.mean()) < 5 / np.sqrt(50) and 0.5 < errors.std() < 1.5
-
-
-def counter_of(keys: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    order = np.argsort(keys)
-    return counts[order][np.searchsorted(keys[order], wanted)].astype(np.float64)
+def test_large_batches_are_counted_exactly():
+    rng, batch, hot = np.random.default_rng(0), 1 << 15, 10_000
+    specs = [FeatureSpec("x", "a"), FeatureSpec("y", "a"), FeatureSpec("z", "b")]
+    counter, exact = ExactCounts(["a", "b"], 1 << 18), np.zeros((2, 1_000_001), np.int64)
+    for _ in range(4):
+        keys = zipf_keys(rng, (batch, 3))
+        counter.count(pack(tf.constant(keys), specs))
+        for table, columns in enumerate((keys[:, :2], keys[:, 2])):
+            exact[table] += np.bincount(columns.ravel(), minlength=exact.shape[1])
+    for table, expected in zip(("a", "b"), exact, strict=True):
+        hottest = np.argsort(-expected, kind="stable")[:hot]
+        keys, counts = counter.hot_keys(table, hot)
+        assert keys.tolist() == hottest.tolist()
+        assert counts.tolist() == expected[hottest].tolist()
 
 
 def of(*keys: int) -> np.ndarray:
