@@ -17,6 +17,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CC_OPS = os.path.join(ROOT, "cc_ops")
 
 
+# nvcc adds the flags in these variables to its command line.
+_NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
 # These headers are precompiled, because they take most of the compile time of their users.
 _TF_HEADERS = ("op_kernel.h", "op.h", "shape_inference.h", "resource_mgr.h")
 
@@ -205,7 +208,9 @@ class NativeBuild:
     def _make(self, target: str, command: list[str], inputs) -> None:
         """Runs `command` unless it already built `target` from the same inputs."""
         stamp = target + ".stamp"
-        text = "\0".join([self._tf["version"], *command])
+        is_nvcc = self._cuda is not None and command[0] == self._cuda["nvcc"]
+        variables = [os.environ.get(name, "") for name in _NVCC_VARIABLES] if is_nvcc else []
+        text = "\0".join([self._tf["version"], *command, *variables])
         if os.path.exists(target) and _read(stamp) == _digest(text, inputs()):
             return
         if os.path.exists(stamp):

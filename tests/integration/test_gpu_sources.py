@@ -80,6 +80,34 @@ def test_registers_prints_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
 
 
+def test_build_runs_nvcc_again_if_its_variables_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (ROOT / "build_support").is_dir():
+        pytest.skip(f"the source tree is not in {ROOT}")
+    monkeypatch.syspath_prepend(str(ROOT / "build_support"))
+    import native_build
+
+    monkeypatch.setattr(native_build, "find_tensorflow", lambda python: {"version": "2.21"})
+    monkeypatch.setattr(native_build, "find_cuda", lambda: {"nvcc": str(tmp_path / "nvcc")})
+    for name in ("nvcc", "g++"):
+        (tmp_path / name).write_text('#!/bin/sh\necho run >> "$1"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("SLIPSTREAM_WITH_CUDA", "1")
+    build = native_build.NativeBuild(str(tmp_path))
+
+    def runs(compiler: str) -> int:
+        target = tmp_path / f"{compiler}.o"
+        build._make(str(target), [str(tmp_path / compiler), str(target)], list)
+        return target.read_text().count("run")
+
+    found = []
+    for flags in ("", "", "-Xptxas=-Werror", "-Xptxas=-Werror", ""):
+        monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
+        found.append((runs("nvcc"), runs("g++")))
+    assert found == [(1, 1), (1, 1), (2, 1), (2, 1), (3, 1)]
+
+
 # One test per kind of outcome. Also checks that an `else` after the macro belongs to the user's
 # code.
 SMALL_TESTS = """
