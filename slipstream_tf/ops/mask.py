@@ -67,7 +67,9 @@ def mask_gradients(
     """Removes the rows of the keys in a set.
 
     Removed rows are not read. Values of other rows that are not finite are passed through. The
-    result is bitwise reproducible, and the same on CPUs and GPUs. The op has no gradient.
+    result is bitwise reproducible. GPUs compute the same bits as CPUs, except for the sign and
+    payload of NaN, and for subnormal numbers, which TensorFlow's CPU threads replace by zero. The
+    op has no gradient.
 
     Args:
         gradients: Indices int32 or int64 [n], values float32 [n, ...].

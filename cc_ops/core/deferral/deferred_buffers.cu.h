@@ -46,8 +46,8 @@ cudaError_t TakeDueWorkspaceBytes(int64_t n, int64_t max_due, size_t* bytes);
 // only the buffers have state, and removed keys leave no tombstones.
 //
 // All pointers are to device memory that the caller owns and keeps until the stream has passed. The
-// result equals the CPU's bit for bit if max_due is large enough. Invalid rows are counted; see
-// DeviceStepCounts. Returns cudaErrorInvalidValue if n or max_due plus the capacity exceeds
+// result has the CPU's bits (see DESIGN.md) if max_due is large enough. Invalid rows are counted;
+// see DeviceStepCounts. Returns cudaErrorInvalidValue if n or max_due plus the capacity exceeds
 // kMaxDeferredRows, if max_due < n, or if the workspace is too small, otherwise the launch error.
 // Runtime errors appear when the caller synchronizes.
 cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffers,

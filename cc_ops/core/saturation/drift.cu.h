@@ -15,7 +15,7 @@ namespace slipstream {
 //   current, snapshot  [rows, dim], row-major, in device memory, owned by the caller.
 //   drift              [rows], in device memory, owned by the caller.
 //
-// Linf equals the CPU's result bit for bit. L2 sums in another order, which depends only on `dim`
+// Linf has the CPU's bits (see DESIGN.md). L2 sums in another order, which depends only on `dim`
 // and on whether rows are aligned to 16 bytes; aligned rows are read faster. Returns the launch
 // error; runtime errors appear when the caller synchronizes.
 cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const float* snapshot,

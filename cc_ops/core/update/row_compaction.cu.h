@@ -46,9 +46,9 @@ cudaError_t CompactRowsWorkspaceBytes(int64_t n, int64_t dim, bool deduplicate, 
 //   counts                One value in device memory.
 //
 // All pointers are to device memory that the caller owns and keeps until the stream has passed. The
-// result equals the CPU's bit for bit. Rows that are aligned to 16 bytes are read faster. Returns
-// cudaErrorInvalidValue if n > kMaxCompactedRows or if the workspace is too small, otherwise the
-// launch error. Runtime errors appear when the caller synchronizes.
+// result has the CPU's bits (see DESIGN.md). Rows that are aligned to 16 bytes are read faster.
+// Returns cudaErrorInvalidValue if n > kMaxCompactedRows or if the workspace is too small,
+// otherwise the launch error. Runtime errors appear when the caller synchronizes.
 template <class Key>
 cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& input,
                               const DeviceWorkspace& workspace, Key* kept_keys, float* kept_rows,

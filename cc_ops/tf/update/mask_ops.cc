@@ -47,7 +47,8 @@ REGISTER_OP("SlipstreamMaskGradients")
 Removes the gradient rows of masked keys.
 
 Masked rows are removed from the output, not set to zero, and their values are never read. The
-result has the same bits for any number of threads and on GPUs.
+result has the same bits for any number of threads. GPUs compute the same bits, except for the sign
+and payload of NaN, and for subnormal numbers, which TensorFlow's CPU threads replace by zero.
 
 handle: Scalar. A SlipstreamKeySet with the masked keys.
 keys: [n]. The key of each row.
