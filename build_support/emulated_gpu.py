@@ -105,10 +105,10 @@ class EmulatedBuild(NativeBuild):
 def functions(objects: Path) -> Iterator[tuple[str, int, str, int]]:
     """Yields file, line, name and number of calls of each compiled function of a GPU source."""
     for unit in sorted(objects.glob("*.gcno")):
-        told = subprocess.run(
+        printed = subprocess.run(
             ["gcov", "--json-format", "--stdout", str(unit)], capture_output=True, check=True
         )
-        for line in told.stdout.splitlines():
+        for line in printed.stdout.splitlines():
             for file in json.loads(line)["files"]:
                 for one in file["functions"] if file["file"].endswith(".cu.cc") else ():
                     path = os.path.relpath(file["file"], ROOT)
