@@ -25,7 +25,7 @@ void Bench::Guard(const std::string& name, const std::function<void()>& work) {
     work();
   } catch (const std::exception& error) {
     has_failed_ = true;
-    cudaGetLastError();  // The launchers of the next case check the last error.
+    cudaGetLastError();  // The stopwatch checks the last error of the next case.
     Record("failure").Add("name", name).Add("error", std::string(error.what())).Print();
     std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
   }

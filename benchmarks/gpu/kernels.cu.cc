@@ -32,18 +32,15 @@ __global__ void ReadKernel(const uint64_t* __restrict__ values, int64_t n, uint6
 }  // namespace
 
 cudaError_t LaunchDelay(cudaStream_t stream, int64_t cycles) {
-  Launch(stream, 1, DelayKernel, cycles);
-  return cudaGetLastError();
+  return Launch(stream, 1, DelayKernel, cycles);
 }
 
 cudaError_t LaunchFill(cudaStream_t stream, uint64_t* values, int64_t n) {
-  Launch(stream, BlocksFor(n), FillKernel, values, n);
-  return cudaGetLastError();
+  return Launch(stream, BlocksFor(n), FillKernel, values, n);
 }
 
 cudaError_t LaunchRead(cudaStream_t stream, const uint64_t* values, int64_t n, uint64_t* never) {
-  Launch(stream, BlocksFor(n), ReadKernel, values, n, never);
-  return cudaGetLastError();
+  return Launch(stream, BlocksFor(n), ReadKernel, values, n, never);
 }
 
 }  // namespace slipstream

@@ -59,7 +59,7 @@ double Stopwatch::Seconds(const Contender& contender) {
     const cudaError_t begun = cudaEventQuery(start_);
     const bool is_in_time = begun == cudaErrorNotReady;
     if (is_in_time) {
-      cudaGetLastError();  // Clear cudaErrorNotReady, because the launchers check the last error.
+      cudaGetLastError();  // Clear cudaErrorNotReady.
     } else {
       Check(begun, contender.name);
     }

@@ -83,15 +83,13 @@ struct Found {
 // Workspace of LaunchTakeDue. A source is a row, or n + an entry.
 struct Workspace {
   // Assigns the parts from `base`, which may be null to compute only the total size.
-  cudaError_t Layout(void* base, int64_t n, int64_t most) {
-    if (n < 0 || most < n || most > kMaxDeferredRows) return cudaErrorInvalidValue;
+  cudaError_t Layout(void* base, int64_t n, int64_t max_due) {
+    if (n < 0 || max_due < n || max_due > kMaxDeferredRows) return cudaErrorInvalidValue;
     size_t sort_bytes = 0;
-    cudaError_t error = ScanBytes(n + 1, &scratch_bytes);
-    if (error != cudaSuccess) return error;
-    error = SortBytes<int64_t>(most, &sort_bytes);
-    if (error != cudaSuccess) return error;
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(ScanBytes(n + 1, &scratch_bytes));
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(SortBytes<int64_t>(max_due, &sort_bytes));
     scratch_bytes = std::max(scratch_bytes, sort_bytes);
-    max_due = most;
+    this->max_due = max_due;
     WorkspaceParts parts(base);
     found = parts.Take<Found>(1);
     decisions = parts.Take<Decision>(n);
@@ -173,8 +171,7 @@ __global__ void CheckKernel(DeferredBuffers buffers, StepRows rows,
     const int64_t p = rows.indices[i];
     if (p == kNotDeferred) continue;
     if (p >= 0 && p < buffers.capacity && buffers.keys[p] == rows.keys[i]) continue;
-    atomicMax(reinterpret_cast<unsigned long long*>(&counts->invalid_row),
-              static_cast<unsigned long long>(i + 1));
+    Max64(&counts->invalid_row, i + 1);
   }
 }
 
@@ -253,7 +250,7 @@ __global__ void ListEntriesKernel(Tiles tiles, DeferredBuffers buffers, Deferral
     const unsigned kept_in_tile = SumOfBlock(kept);
     if (threadIdx.x != 0) continue;
     parts.free_of_tile[tile] = static_cast<int32_t>(tiles.Size(tile) - kept_in_tile);
-    if (kept_in_tile > 0) AtomicAdd(&parts.found->num_kept, kept_in_tile);
+    if (kept_in_tile > 0) Add64(&parts.found->num_kept, kept_in_tile);
   }
   AddOfBlock(next_due, &counts->next_due);
 }
@@ -379,15 +376,14 @@ cudaError_t LaunchAddDeferred(cudaStream_t stream, const DeferredBuffers& buffer
   const RowIndex index = {keys, static_cast<int32_t*>(workspace.data),
                           static_cast<uint64_t>(buckets) - 1, kHashSeed};
   // The byte 0xff makes kNowhere.
-  const cudaError_t error = cudaMemsetAsync(index.buckets, 0xff, bytes, stream);
-  if (error != cudaSuccess) return error;
-  Launch(stream, BlocksFor(n), IndexRowsKernel, index, n, indices);
-  Launch(stream, BlocksFor(buffers.capacity), FindEntriesKernel, buffers, index, indices);
-  WithRowLanes(buffers.dim, {buffers.sums, gradients, sums}, [&](const auto& lanes) {
-    Launch(stream, lanes.BlocksForRows(n), AddKernel<std::decay_t<decltype(lanes)>>, lanes, buffers,
-           indices, gradients, n, sums);
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(index.buckets, 0xff, bytes, stream));
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(Launch(stream, BlocksFor(n), IndexRowsKernel, index, n, indices));
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+      Launch(stream, BlocksFor(buffers.capacity), FindEntriesKernel, buffers, index, indices));
+  return WithRowLanes(buffers.dim, {buffers.sums, gradients, sums}, [&](const auto& lanes) {
+    return Launch(stream, lanes.BlocksForRows(n), AddKernel<std::decay_t<decltype(lanes)>>, lanes,
+                  buffers, indices, gradients, n, sums);
   });
-  return cudaGetLastError();
 }
 
 cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
@@ -397,41 +393,41 @@ cudaError_t LaunchTakeDue(cudaStream_t stream, const DeferredBuffers& buffers,
   const int64_t n = rows.n, capacity = buffers.capacity;
   if (max_due > kMaxDeferredRows - capacity) return cudaErrorInvalidValue;
   Workspace parts;
-  cudaError_t error = parts.Layout(workspace.data, n, max_due);
-  if (error != cudaSuccess) return error;
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(parts.Layout(workspace.data, n, max_due));
   if (workspace.data == nullptr || parts.bytes > workspace.bytes) return cudaErrorInvalidValue;
-  error = cudaMemsetAsync(counts, 0, sizeof(*counts), stream);
-  if (error != cudaSuccess) return error;
-  error = cudaMemsetAsync(parts.found, 0, sizeof(Found), stream);
-  if (error != cudaSuccess) return error;
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(counts, 0, sizeof(*counts), stream));
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(parts.found, 0, sizeof(Found), stream));
   const Tiles tiles(capacity);
   const auto blocks_of_tiles = static_cast<unsigned>(std::max<int64_t>(tiles.number, 1));
-  Launch(stream, BlocksFor(n), CheckKernel, buffers, rows, counts);
-  WithRowLanes(buffers.dim, {rows.sums}, [&](const auto& lanes) {
-    Launch(stream, lanes.BlocksForRows(n), DecideKernel<std::decay_t<decltype(lanes)>>, lanes,
-           buffers, rule, rows, parts, counts);
-  });
-  Launch(stream, blocks_of_tiles, ListEntriesKernel, tiles, buffers, rule, n, parts, counts);
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(Launch(stream, BlocksFor(n), CheckKernel, buffers, rows, counts));
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(WithRowLanes(buffers.dim, {rows.sums}, [&](const auto& lanes) {
+    return Launch(stream, lanes.BlocksForRows(n), DecideKernel<std::decay_t<decltype(lanes)>>,
+                  lanes, buffers, rule, rows, parts, counts);
+  }));
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+      Launch(stream, blocks_of_tiles, ListEntriesKernel, tiles, buffers, rule, n, parts, counts));
   if (rule.MayDefer()) {
-    error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n + 1, parts.begins);
-    if (error != cudaSuccess) return error;
-    Launch(stream, blocks_of_tiles, FreeEntriesKernel, tiles, buffers, rule, n, parts, counts);
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+        LaunchScan(stream, parts.scratch, parts.scratch_bytes, n + 1, parts.begins));
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+        Launch(stream, blocks_of_tiles, FreeEntriesKernel, tiles, buffers, rule, n, parts, counts));
   }
-  Launch(stream, BlocksFor(n), ListRowsKernel, buffers, rule, rows, parts, counts);
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+      Launch(stream, BlocksFor(n), ListRowsKernel, buffers, rule, rows, parts, counts));
   if (max_due > 0) {
-    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, max_due, parts.keys,
-                       parts.sources, parts.sorted_keys, parts.sorted_sources);
-    if (error != cudaSuccess) return error;
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(LaunchSort(stream, parts.scratch, parts.scratch_bytes, max_due,
+                                               parts.keys, parts.sources, parts.sorted_keys,
+                                               parts.sorted_sources));
   }
-  WithRowLanes(buffers.dim, {buffers.sums, rows.sums, due_sums}, [&](const auto& lanes) {
+  return WithRowLanes(buffers.dim, {buffers.sums, rows.sums, due_sums}, [&](const auto& lanes) {
     using Lanes = std::decay_t<decltype(lanes)>;
-    Launch(stream, lanes.BlocksForRows(max_due), WriteKernel<Lanes>, lanes, buffers, rows, parts,
-           due_keys, due_sums, counts);
-    if (!rule.MayDefer()) return;
-    Launch(stream, lanes.BlocksForRows(n), KeepKernel<Lanes>, lanes, buffers, rule, rows, parts,
-           counts);
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(Launch(stream, lanes.BlocksForRows(max_due), WriteKernel<Lanes>,
+                                           lanes, buffers, rows, parts, due_keys, due_sums,
+                                           counts));
+    if (!rule.MayDefer()) return cudaSuccess;
+    return Launch(stream, lanes.BlocksForRows(n), KeepKernel<Lanes>, lanes, buffers, rule, rows,
+                  parts, counts);
   });
-  return cudaGetLastError();
 }
 
 }  // namespace slipstream

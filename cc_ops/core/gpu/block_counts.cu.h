@@ -14,12 +14,6 @@
 namespace slipstream {
 
 constexpr int kWarpsPerBlock = kThreadsPerBlock / kWarpSize;
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-__device__ inline int64_t AtomicAdd(int64_t* counter, int64_t number) {
-  return static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long*>(counter),
-                                        static_cast<unsigned long long>(number)));
-}
 
 // The place of a thread among the threads of its block.
 struct BlockRank {
@@ -58,7 +52,7 @@ __device__ inline unsigned SumOfBlock(unsigned number) {
 // Adds the sum of the threads' numbers to a counter in global memory.
 __device__ inline void AddOfBlock(unsigned number, int64_t* counter) {
   const unsigned sum = SumOfBlock(number);
-  if (threadIdx.x == 0 && sum > 0) AtomicAdd(counter, sum);
+  if (threadIdx.x == 0 && sum > 0) Add64(counter, sum);
 }
 
 // Appends the threads with `is_added` to a list of `size` elements, and adds their number to
@@ -66,7 +60,7 @@ __device__ inline void AddOfBlock(unsigned number, int64_t* counter) {
 __device__ inline int64_t AppendOfBlock(bool is_added, int64_t* size) {
   __shared__ int64_t begin;
   const BlockRank rank = RankInBlock(is_added);
-  if (threadIdx.x == 0 && rank.total > 0) begin = AtomicAdd(size, rank.total);
+  if (threadIdx.x == 0 && rank.total > 0) begin = Add64(size, rank.total);
   __syncthreads();
   return begin + rank.before;
 }

@@ -51,18 +51,15 @@ struct RowLanes {
 };
 
 // Calls launch(lanes) with RowLanes<float4> if all of `rows`, which have `dim` values each, are
-// aligned for it, otherwise with RowLanes<float>.
+// aligned for it, otherwise with RowLanes<float>. Returns its error.
 template <class LaunchRows>
-void WithRowLanes(int64_t dim, std::initializer_list<const float*> rows, const LaunchRows& launch) {
+[[nodiscard]] cudaError_t WithRowLanes(int64_t dim, std::initializer_list<const float*> rows,
+                                       const LaunchRows& launch) {
   bool is_aligned = dim % 4 == 0;
   for (const float* row : rows) {
     is_aligned = is_aligned && reinterpret_cast<uintptr_t>(row) % sizeof(float4) == 0;
   }
-  if (is_aligned) {
-    launch(RowLanes<float4>(dim));
-  } else {
-    launch(RowLanes<float>(dim));
-  }
+  return is_aligned ? launch(RowLanes<float4>(dim)) : launch(RowLanes<float>(dim));
 }
 
 __device__ inline float Plus(float a, float b) { return a + b; }

@@ -23,14 +23,12 @@ __global__ void EstimateKernel(AccessSketch sketch, const int64_t* __restrict__ 
 }  // namespace
 
 cudaError_t LaunchDecayAccesses(cudaStream_t stream, const AccessSketch& sketch, uint64_t factor) {
-  Launch(stream, BlocksFor(sketch.NumCounters()), DecayKernel, sketch, factor);
-  return cudaGetLastError();
+  return Launch(stream, BlocksFor(sketch.NumCounters()), DecayKernel, sketch, factor);
 }
 
 cudaError_t LaunchEstimateAccesses(cudaStream_t stream, const AccessSketch& sketch,
                                    const int64_t* keys, int64_t n, int64_t* estimates) {
-  Launch(stream, BlocksFor(n), EstimateKernel, sketch, keys, n, estimates);
-  return cudaGetLastError();
+  return Launch(stream, BlocksFor(n), EstimateKernel, sketch, keys, n, estimates);
 }
 
 }  // namespace slipstream

@@ -7,13 +7,6 @@
 namespace slipstream {
 namespace {
 
-__device__ unsigned long long* Unsigned(int64_t* counter) {
-  return reinterpret_cast<unsigned long long*>(counter);
-}
-__device__ unsigned long long* Unsigned(uint64_t* challenge) {
-  return reinterpret_cast<unsigned long long*>(challenge);
-}
-
 __device__ bool IsCounted(const bool* counts, int64_t i) { return counts == nullptr || counts[i]; }
 
 __global__ void AddKernel(AccessSketch sketch, const int64_t* __restrict__ keys,
@@ -21,7 +14,7 @@ __global__ void AddKernel(AccessSketch sketch, const int64_t* __restrict__ keys,
   for (int64_t i = ThreadOfGrid(); i < n; i += ThreadsOfGrid()) {
     if (!IsCounted(counts, i)) continue;
     for (int row = 0; row < AccessSketch::kRows; ++row) {
-      atomicAdd(Unsigned(sketch.Counter(row, keys[i])), static_cast<unsigned long long>(unit));
+      Add64(sketch.Counter(row, keys[i]), unit);
     }
   }
 }
@@ -33,7 +26,7 @@ __global__ void ClaimKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
     const uint64_t claim = HotKeySketch::ClaimOf(hot.sketch.Estimate(keys[i]), i);
     for (int row = 0; row < AccessSketch::kRows; ++row) {
       const int64_t counter = hot.sketch.Counter(row, keys[i]) - hot.sketch.counters;
-      atomicMax(Unsigned(hot.challenges + counter), static_cast<unsigned long long>(claim));
+      Max64(hot.challenges + counter, claim);
     }
   }
 }
@@ -58,10 +51,10 @@ __global__ void SettleKernel(HotKeySketch hot, const int64_t* __restrict__ keys,
 cudaError_t LaunchCountAccesses(cudaStream_t stream, const HotKeySketch& hot, const int64_t* keys,
                                 const bool* counts, int64_t n, int64_t unit) {
   if (n > HotKeySketch::kMaxBatch) return cudaErrorInvalidValue;
-  Launch(stream, BlocksFor(n), AddKernel, hot.sketch, keys, counts, n, unit);
-  Launch(stream, BlocksFor(n), ClaimKernel, hot, keys, counts, n);
-  Launch(stream, BlocksFor(n), SettleKernel, hot, keys, counts, n);
-  return cudaGetLastError();
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+      Launch(stream, BlocksFor(n), AddKernel, hot.sketch, keys, counts, n, unit));
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(Launch(stream, BlocksFor(n), ClaimKernel, hot, keys, counts, n));
+  return Launch(stream, BlocksFor(n), SettleKernel, hot, keys, counts, n);
 }
 
 }  // namespace slipstream

@@ -72,12 +72,12 @@ __global__ void RowDriftKernel(Lanes lanes, const float* __restrict__ current,
 }
 
 template <DriftMetric kMetric>
-void LaunchMetric(cudaStream_t stream, const float* current, const float* snapshot, int64_t rows,
-                  int64_t dim, float* drift) {
-  WithRowLanes(dim, {current, snapshot}, [&](const auto& lanes) {
-    Launch(stream, lanes.BlocksForRows(rows),
-           RowDriftKernel<kMetric, std::decay_t<decltype(lanes)>>, lanes, current, snapshot, rows,
-           drift);
+cudaError_t LaunchMetric(cudaStream_t stream, const float* current, const float* snapshot,
+                         int64_t rows, int64_t dim, float* drift) {
+  return WithRowLanes(dim, {current, snapshot}, [&](const auto& lanes) {
+    return Launch(stream, lanes.BlocksForRows(rows),
+                  RowDriftKernel<kMetric, std::decay_t<decltype(lanes)>>, lanes, current, snapshot,
+                  rows, drift);
   });
 }
 
@@ -88,13 +88,11 @@ cudaError_t LaunchRowDrift(cudaStream_t stream, const float* current, const floa
   if (rows == 0) return cudaSuccess;
   switch (metric) {
     case DriftMetric::kLinf:
-      LaunchMetric<DriftMetric::kLinf>(stream, current, snapshot, rows, dim, drift);
-      break;
+      return LaunchMetric<DriftMetric::kLinf>(stream, current, snapshot, rows, dim, drift);
     case DriftMetric::kL2:
-      LaunchMetric<DriftMetric::kL2>(stream, current, snapshot, rows, dim, drift);
-      break;
+      return LaunchMetric<DriftMetric::kL2>(stream, current, snapshot, rows, dim, drift);
   }
-  return cudaGetLastError();
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace slipstream

@@ -8,7 +8,6 @@
 namespace slipstream {
 namespace {
 
-constexpr unsigned kFullWarp = 0xffffffffu;
 // Bits of a non-negative float without the sign; this is the highest.
 constexpr int kHighestBit = 30;
 
@@ -22,7 +21,7 @@ __device__ unsigned NthSmallest(int64_t m, int64_t required, int lane, const Val
     const unsigned candidate = found | (1u << bit);
     unsigned below = 0;
     for (int64_t j = lane; j < m; j += kWarpSize) below += value_at(j) < candidate ? 1u : 0u;
-    if (__reduce_add_sync(kFullWarp, below) < required) found = candidate;
+    if (__reduce_add_sync(kAllLanes, below) < required) found = candidate;
   }
   return found;
 }
@@ -45,7 +44,7 @@ __global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier
     const int32_t* const tables = lookups.tables + begin;
     unsigned own_lookups = 0;
     for (int64_t j = lane; j < size; j += kWarpSize) own_lookups += tables[j] >= 0 ? 1u : 0u;
-    const auto m = static_cast<int64_t>(__reduce_add_sync(kFullWarp, own_lookups));
+    const auto m = static_cast<int64_t>(__reduce_add_sync(kAllLanes, own_lookups));
     const int64_t required = m == 0 ? 0 : RequiredLookups(classifier.alpha, m);
     // Padding sorts last, like keys that are not tracked, and is never the required value.
     const auto drift_of = [&](int64_t j) {
@@ -59,7 +58,7 @@ __global__ void ClassifyKernel(DriftIndexView drifts, DriftClassifier classifier
       for (int64_t j = lane; j < size; j += kWarpSize) {
         if (tables[j] >= 0) largest = max(largest, drift_of(j));
       }
-      score = __reduce_max_sync(kFullWarp, largest);
+      score = __reduce_max_sync(kAllLanes, largest);
     } else if (m > 0 && size <= kWarpSize) {
       const unsigned own = lane < size ? drift_of(lane) : 0;
       score = NthSmallest(size, required, lane, [own](int64_t) { return own; });
@@ -83,9 +82,8 @@ cudaError_t LaunchClassifyByDrift(cudaStream_t stream, const DriftIndexView& dri
                                   const Classified& result) {
   if (classifier.settings.mode == SkipMode::kPredictedLoss) return cudaErrorInvalidValue;
   if (lookups.batch == 0) return cudaSuccess;
-  Launch(stream, BlocksFor(lookups.batch * kWarpSize), ClassifyKernel, drifts, classifier, lookups,
-         first_number, scratch, result);
-  return cudaGetLastError();
+  return Launch(stream, BlocksFor(lookups.batch * kWarpSize), ClassifyKernel, drifts, classifier,
+                lookups, first_number, scratch, result);
 }
 
 }  // namespace slipstream

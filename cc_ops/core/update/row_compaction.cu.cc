@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cc_ops/core/gpu/block_counts.cu.h"
 #include "cc_ops/core/gpu/launch.cu.h"
 #include "cc_ops/core/gpu/row_lanes.cu.h"
 #include "cc_ops/core/gpu/scan_and_sort.cu.h"
@@ -18,12 +19,10 @@ template <class Key>
 struct Workspace {
   // Assigns the parts from `base`, which may be null to compute only the total size.
   cudaError_t Layout(void* base, int64_t n, int64_t dim, bool deduplicate) {
-    cudaError_t error = ScanBytes(n + 1, &scratch_bytes);
-    if (error != cudaSuccess) return error;
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(ScanBytes(n + 1, &scratch_bytes));
     if (deduplicate) {
       size_t sort_bytes = 0;
-      error = SortBytes<Key>(n, &sort_bytes);
-      if (error != cudaSuccess) return error;
+      SLIPSTREAM_RETURN_IF_CUDA_ERROR(SortBytes<Key>(n, &sort_bytes));
       scratch_bytes = std::max(scratch_bytes, sort_bytes);
     }
     WorkspaceParts parts(base);
@@ -70,19 +69,13 @@ __global__ void FlagKernel(CompactionInput<Key> input, int32_t* __restrict__ fla
                            CompactionCounts* __restrict__ counts) {
   const Key* __restrict__ keys = input.keys;
   const int64_t n = input.n;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
-  int64_t heads = 0;
-  // All threads of a block make the same number of rounds, because they count together.
-  for (int64_t begin = first; begin <= n; begin += ThreadsOfGrid()) {
-    const int64_t i = begin + threadIdx.x;
+  unsigned heads = 0;
+  for (int64_t i = ThreadOfGrid(); i <= n; i += ThreadsOfGrid()) {
     const bool is_head = i < n && IsHead(keys, i, input.deduplicate);
-    if (i <= n) flags[i] = is_head && !input.masked.Contains(keys[i]) ? 1 : 0;
-    heads += __syncthreads_count(is_head);
+    flags[i] = is_head && !input.masked.Contains(keys[i]) ? 1 : 0;
+    heads += is_head ? 1 : 0;
   }
-  if (threadIdx.x == 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&counts->offered),
-              static_cast<unsigned long long>(heads));
-  }
+  AddOfBlock(heads, &counts->offered);
 }
 
 // Returns whether i is the first row of a kept key. Its output row is then targets[i].
@@ -230,36 +223,36 @@ cudaError_t LaunchCompactRows(cudaStream_t stream, const CompactionInput<Key>& i
                               CompactionCounts* counts) {
   const int64_t n = input.n;
   if (n > kMaxCompactedRows) return cudaErrorInvalidValue;
-  cudaError_t error = cudaMemsetAsync(counts, 0, sizeof(*counts), stream);
-  if (error != cudaSuccess || n == 0) return error;
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(counts, 0, sizeof(*counts), stream));
+  if (n == 0) return cudaSuccess;
   Workspace<Key> parts;
-  error = parts.Layout(workspace.data, n, input.dim, input.deduplicate);
-  if (error != cudaSuccess) return error;
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(parts.Layout(workspace.data, n, input.dim, input.deduplicate));
   if (workspace.data == nullptr || parts.bytes > workspace.bytes) return cudaErrorInvalidValue;
 
   CompactionInput<Key> ordered = input;  // Replaces the keys, not the rows.
   if (input.deduplicate) {
-    Launch(stream, BlocksFor(n), CountUpKernel, n, parts.positions);
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+        Launch(stream, BlocksFor(n), CountUpKernel, n, parts.positions));
     // A stable sort keeps positions of one key in input order.
-    error = LaunchSort(stream, parts.scratch, parts.scratch_bytes, n, input.keys, parts.positions,
-                       parts.sorted_keys, parts.sorted_positions);
-    if (error != cudaSuccess) return error;
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(LaunchSort(stream, parts.scratch, parts.scratch_bytes, n,
+                                               input.keys, parts.positions, parts.sorted_keys,
+                                               parts.sorted_positions));
     ordered.keys = parts.sorted_keys;
   }
-  Launch(stream, BlocksFor(n + 1), FlagKernel<Key>, ordered, parts.targets, counts);
-  error = LaunchScan(stream, parts.scratch, parts.scratch_bytes, n + 1, parts.targets);
-  if (error != cudaSuccess) return error;
-  WithRowLanes(input.dim, {input.rows, kept_rows}, [&](const auto& lanes) {
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+      Launch(stream, BlocksFor(n + 1), FlagKernel<Key>, ordered, parts.targets, counts));
+  SLIPSTREAM_RETURN_IF_CUDA_ERROR(
+      LaunchScan(stream, parts.scratch, parts.scratch_bytes, n + 1, parts.targets));
+  return WithRowLanes(input.dim, {input.rows, kept_rows}, [&](const auto& lanes) {
     using Lanes = std::decay_t<decltype(lanes)>;
     auto* const sums = reinterpret_cast<typename Lanes::Value*>(kept_rows);
-    Launch(stream, lanes.BlocksForRows(parts.num_chunks + n), SumKernel<Key, Lanes>, ordered, parts,
-           lanes, kept_keys, sums, counts);
-    if (parts.num_chunks > 1) {
-      Launch(stream, lanes.BlocksForRows(parts.num_chunks), AddChunksKernel<Key, Lanes>, ordered,
-             parts, lanes, sums);
-    }
+    SLIPSTREAM_RETURN_IF_CUDA_ERROR(Launch(stream, lanes.BlocksForRows(parts.num_chunks + n),
+                                           SumKernel<Key, Lanes>, ordered, parts, lanes, kept_keys,
+                                           sums, counts));
+    if (parts.num_chunks <= 1) return cudaSuccess;
+    return Launch(stream, lanes.BlocksForRows(parts.num_chunks), AddChunksKernel<Key, Lanes>,
+                  ordered, parts, lanes, sums);
   });
-  return cudaGetLastError();
 }
 
 template cudaError_t CompactRowsWorkspaceBytes<int32_t>(int64_t, int64_t, bool, size_t*);

@@ -32,7 +32,6 @@ constexpr bool kHasTsan = true;
 constexpr bool kHasTsan = false;
 #endif
 
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr unsigned kBlocks = 3;
 constexpr int kThreads = kBlocks * kThreadsPerBlock;
 constexpr int kNone = -1;
@@ -50,8 +49,7 @@ std::function<Ints(bool)> Kernel(void (*kernel)(bool, int*), unsigned blocks, In
   return [=](bool is_faulty) {
     const TestStream stream;
     OnDevice<int> on_device(values);
-    Launch(stream.get(), blocks, kernel, is_faulty, on_device.data());
-    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    EXPECT_EQ(Launch(stream.get(), blocks, kernel, is_faulty, on_device.data()), cudaSuccess);
     stream.Wait();
     return on_device.ToHost();
   };
@@ -194,7 +192,7 @@ Ints AddToUnsetMemory(bool is_faulty) {
   if (!is_faulty) {
     EXPECT_EQ(cudaMemsetAsync(values.data(), 0, kThreads * sizeof(int), stream.get()), cudaSuccess);
   }
-  Launch(stream.get(), kBlocks, AddOne, false, values.data());
+  EXPECT_EQ(Launch(stream.get(), kBlocks, AddOne, false, values.data()), cudaSuccess);
   stream.Wait();
   return values.ToHost();
 }
@@ -229,7 +227,7 @@ Ints SortWithScratch(bool is_faulty) {
 Ints ReadResult(bool is_faulty) {
   const TestStream stream;
   OnDevice<int> values(Sequence(kThreads));
-  Launch(stream.get(), kBlocks, AddOne, false, values.data());
+  EXPECT_EQ(Launch(stream.get(), kBlocks, AddOne, false, values.data()), cudaSuccess);
   if (!is_faulty) stream.Wait();
   const Ints found(values.data(), values.data() + kThreads);
   stream.Wait();
@@ -271,7 +269,7 @@ Ints UseTwoStreams(bool is_faulty) {
   OnDevice<int> values(Sequence(kThreads)), results(kThreads);
   cudaEvent_t event = nullptr;
   EXPECT_EQ(cudaEventCreate(&event), cudaSuccess);
-  Launch(first.get(), kBlocks, AddOne, false, values.data());
+  EXPECT_EQ(Launch(first.get(), kBlocks, AddOne, false, values.data()), cudaSuccess);
   EXPECT_EQ(cudaEventRecord(event, first.get()), cudaSuccess);
   if (!is_faulty) {
     EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
@@ -285,14 +283,14 @@ Ints UseTwoStreams(bool is_faulty) {
   return results.ToHost();
 }
 
-// A launch that succeeds does not clear the error of an earlier one.
 Ints LaunchWithGrid(bool is_faulty) {
   const TestStream stream;
   OnDevice<int> values(Ints(kThreads, 0));
-  Launch(stream.get(), is_faulty ? 0 : kBlocks, AddOne, false, values.data());
-  Launch(stream.get(), kBlocks, AddOne, false, values.data());
+  const cudaError_t error =
+      Launch(stream.get(), is_faulty ? 0 : kBlocks, AddOne, false, values.data());
+  EXPECT_EQ(cudaGetLastError(), error);
+  if (error != cudaSuccess) return {kNone};
   stream.Wait();
-  if (cudaGetLastError() != cudaSuccess) return {kNone};
   return values.ToHost();
 }
 
@@ -378,7 +376,7 @@ std::vector<Fault> Faults() {
       message("SourceOfCopyOnStackIsOverwritten", CopyFromStack, {0, 1, 2},
               "wrong result|stack-use-after-scope"),
       message("StreamsWithoutEvent", UseTwoStreams, plus_one, kWrong),
-      message("GridIsEmpty", LaunchWithGrid, Ints(kThreads, 2), kWrong),
+      message("GridIsEmpty", LaunchWithGrid, Ints(kThreads, 1), kWrong),
   };
 }
 
