@@ -179,10 +179,14 @@ __global__ void CheckKernel(DeferredBuffers buffers, StepRows rows,
 template <class Lanes>
 __global__ void DecideKernel(Lanes lanes, DeferredBuffers buffers, DeferralRule rule, StepRows rows,
                              Workspace parts, DeviceStepCounts* __restrict__ counts) {
-  if (counts->invalid_row != 0) return;
   for (int64_t r = ThreadOfGrid(); r < parts.max_due; r += ThreadsOfGrid()) {
     parts.keys[r] = kLastKey;
     parts.sources[r] = kNowhere;
+  }
+  if (counts->invalid_row != 0) {
+    // The scan reads these numbers also if the rows are invalid, as the sort reads the keys.
+    for (int64_t i = ThreadOfGrid(); i <= rows.n; i += ThreadsOfGrid()) parts.begins[i] = 0;
+    return;
   }
   if (ThreadOfGrid() == 0) {
     parts.begins[rows.n] = 0;
