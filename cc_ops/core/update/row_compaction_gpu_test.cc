@@ -148,10 +148,11 @@ KeySet EveryThirdOf(int64_t different_keys) {
 
 TEST_P(RowCompactionTest, EqualsSingleCpuThread) {
   for (int64_t n : {0, 1, 2, 255, 256, 257, 5000}) {
-    for (int64_t dim : {0, 1, 3, 4, 16, 33}) {
+    for (int64_t dim : {0, 1, 4, 16, 33}) {
       for (int64_t different_keys : {1, 5, 4000}) {
         const KeySet masked = EveryThirdOf(different_keys);
         ExpectEqualsOneThread(SomeRows<int64_t>(n, dim, different_keys), dim, masked);
+        if (different_keys != 5) continue;
         ExpectEqualsOneThread(SomeRows<int32_t>(n, dim, different_keys), dim, masked);
       }
     }
