@@ -7,21 +7,23 @@
 // copies read their source late, as from pinned memory.
 //
 // Environment variables:
-//   SLIPSTREAM_EMULATION_SEED        Seed of all orders. Default 1.
+//   SLIPSTREAM_EMULATION_SEED        Seed of all orders. Default 1. Each launch of a process has
+//                                    other orders, therefore each repetition of a test does, too.
 //   SLIPSTREAM_EMULATION_MAX_BLOCKS  Larger grids get this number of blocks, so that their threads
 //                                    make several rounds (grid-stride loops). Default 3.
 //
 // The program ends with a message and abort() if threads of a kernel wait for each other or for a
-// thread that has exited, if the block waits at different barriers, if a lane is not in its mask,
-// if device memory next to an allocation was written, or if a copy or CUB's scratch memory is
+// thread that has exited, if they wait in different collectives, if a lane is not in its mask, if
+// device memory next to an allocation was written, or if a copy or CUB's scratch memory is
 // larger than its allocation. AddressSanitizer finds all accesses outside of allocations, and
-// ThreadSanitizer finds races between threads of a kernel; collectives order memory for it exactly
-// as far as CUDA guarantees it. Compile this file without -fsanitize=thread, because its own state
+// ThreadSanitizer finds races between threads of a kernel; barriers order memory for it exactly as
+// far as CUDA guarantees it. Compile this file without -fsanitize=thread, because its own state
 // belongs to no thread of the kernel.
 //
 // Not emulated: the memory model of GPUs, lanes in lockstep, blocks at the same time, and speed.
 #include <ucontext.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -69,7 +71,16 @@ const uint64_t max_blocks = std::max<uint64_t>(1, Setting("SLIPSTREAM_EMULATION_
   std::abort();
 }
 
-std::string Text(Line line) { return std::string(line.file) + ":" + std::to_string(line.number); }
+std::string Text(const Call& call) {
+  return std::string(call.function) + " at " + call.line.file + ":" +
+         std::to_string(call.line.number);
+}
+
+// The compiler may store equal names twice.
+bool operator==(const Call& a, const Call& b) {
+  return a.line.number == b.line.number && std::strcmp(a.function, b.function) == 0 &&
+         std::strcmp(a.line.file, b.line.file) == 0;
+}
 
 void Acquire(void* tag) {
   if (__tsan_acquire != nullptr) __tsan_acquire(tag);
@@ -81,7 +92,6 @@ void Release(void* tag) {
 constexpr size_t kStackBytes = size_t{128} << 10;
 constexpr unsigned kLanes = 32;
 constexpr unsigned kMaxThreads = 1024;
-constexpr unsigned kMaxWarps = kMaxThreads / kLanes;
 
 // A stream begins so much later than its work is enqueued, unless the host waits for it.
 constexpr std::chrono::milliseconds kDelay{5};
@@ -102,9 +112,18 @@ struct Thread {
   State state = State::kReady;
   Fiber* fiber = nullptr;  // Null before the thread starts.
   unsigned mask = 0;       // Lanes of the collective in which the thread waits.
-  Line line;
+  Call call;
   uint64_t value = 0;
   uint64_t values[kLanes];  // Values of the lanes in the last collective.
+};
+
+// Tags of a barrier for ThreadSanitizer. Threads that arrive release the current tag, and acquire
+// it when they leave. Two barriers in succession need different tags: otherwise a thread that
+// leaves the first one late would acquire what a faster thread released at the second one, and
+// races in between would not be found. A thread cannot be late by two barriers.
+struct BarrierTags {
+  char tags[2] = {};
+  unsigned current = 0;
 };
 
 // Runs one kernel at a time.
@@ -116,36 +135,49 @@ class Device {
     random_ = Mix64(seed + Mix64(launch));
     std::vector<unsigned> blocks(std::min<uint64_t>(config.gridDim.x, max_blocks));
     std::iota(blocks.begin(), blocks.end(), 0u);
-    gridDim = {static_cast<unsigned>(blocks.size()), 1, 1};
-    blockDim = {config.blockDim.x, 1, 1};
-    if (HasTsan()) host_.tsan = __tsan_get_current_fiber();
-    // All threads of the kernel run after the work before it, in any order among themselves.
-    Release(&begin_);
+    const auto num_blocks = static_cast<unsigned>(blocks.size());
+    const auto run_block = [&] {
+      gridDim = {num_blocks, 1, 1};
+      blockDim = {config.blockDim.x, 1, 1};
+      blockIdx = {blocks.back(), 0, 0};
+      if (HasTsan()) host_.tsan = __tsan_get_current_fiber();
+      // All threads of the kernel run after the work before it, in any order among themselves.
+      Release(&begin_);
+      RunBlock(config.blockDim.x);
+    };
     while (!blocks.empty()) {
       std::swap(blocks[Random(blocks.size())], blocks.back());
-      blockIdx = {blocks.back(), 0, 0};
+      // For the shared memory of the block; see __shared__.
+      if (HasTsan()) {
+        std::thread(run_block).join();
+      } else {
+        run_block();
+      }
       blocks.pop_back();
-      RunBlock(config.blockDim.x);
     }
     Acquire(&end_);
   }
 
-  const uint64_t* MeetWarp(unsigned mask, uint64_t value, bool orders_memory, Line line) {
+  const uint64_t* MeetWarp(const Call& call, unsigned mask, uint64_t value, bool orders_memory) {
     Thread& own = Current();
     Thread* const warp = &threads_[current_ / kLanes * kLanes];
     const unsigned lane = current_ % kLanes;
-    if ((mask >> lane & 1) == 0) FailAt("a lane is not in the mask of its collective", line);
+    if ((mask >> lane & 1) == 0) FailAt("a lane is not in the mask of its collective", call);
     own.mask = mask;
     own.value = value;
     bool is_last = true;
     for (unsigned other = 0; other < kLanes; ++other) {
       if ((mask >> other & 1) == 0 || other == lane) continue;
       if (current_ - lane + other >= threads_.size() || warp[other].state == State::kExited) {
-        FailAt("lane " + std::to_string(other) + " of the mask has exited", line);
+        FailAt("lane " + std::to_string(other) + " of the mask has exited", call);
       }
-      is_last &= warp[other].state == State::kInWarp && warp[other].mask == mask;
+      const bool waits = warp[other].state == State::kInWarp && warp[other].mask == mask;
+      if (waits && !(warp[other].call == call)) FailWithDifferentCalls(warp[other].call, call);
+      is_last &= waits;
     }
-    if (orders_memory) Release(Tag(current_ / kLanes));
+    BarrierTags* const tags = orders_memory ? TagsOf(current_ / kLanes, mask) : nullptr;
+    char* const tag = tags == nullptr ? nullptr : &tags->tags[tags->current];
+    if (tag != nullptr) Release(tag);
     if (is_last) {
       for (unsigned to = 0; to < kLanes; ++to) {
         if ((mask >> to & 1) == 0) continue;
@@ -154,22 +186,23 @@ class Device {
         }
         if (to != lane) MakeReady(current_ - lane + to);
       }
+      if (tags != nullptr) tags->current ^= 1;
     } else {
-      Wait(State::kInWarp, line);
+      Wait(State::kInWarp, call);
     }
-    if (orders_memory) Acquire(Tag(current_ / kLanes));
+    if (tag != nullptr) Acquire(tag);
     return own.values;
   }
 
-  int MeetBlock(int value, Line line) {
+  int MeetBlock(const Call& call, int value) {
     Thread& own = Current();
-    if (num_exited_ > 0) FailAt("a thread of the block has exited before this barrier", line);
-    if (num_arrived_ == 0) barrier_ = line;
-    if (line.number != barrier_.number) {
-      FailAt("threads of a block wait at different barriers; the other is " + Text(barrier_), line);
-    }
+    if (num_exited_ > 0) FailAt("a thread of the block has exited before this barrier", call);
+    if (num_arrived_ == 0) barrier_ = call;
+    if (!(call == barrier_)) FailWithDifferentCalls(barrier_, call);
     own.value = static_cast<uint64_t>(value);
-    Release(Tag(kMaxWarps));
+    BarrierTags* const tags = TagsOf(0, kBlock);
+    char* const tag = &tags->tags[tags->current];
+    Release(tag);
     if (++num_arrived_ == threads_.size()) {
       uint64_t sum = 0;
       for (const Thread& thread : threads_) sum += thread.value;
@@ -178,10 +211,11 @@ class Device {
         if (i != current_) MakeReady(i);
       }
       num_arrived_ = 0;
+      tags->current ^= 1;
     } else {
-      Wait(State::kInBlock, line);
+      Wait(State::kInBlock, call);
     }
-    Acquire(Tag(kMaxWarps));
+    Acquire(tag);
     return static_cast<int>(own.value);
   }
 
@@ -191,8 +225,8 @@ class Device {
     Wait(State::kReady, {});
   }
 
-  [[noreturn]] void FailAt(const std::string& message, Line line) const {
-    Fail(message + "; " + Text(line) + ", block " + std::to_string(blockIdx.x) + ", thread " +
+  [[noreturn]] void FailAt(const std::string& message, const Call& call) const {
+    Fail(message + "; " + Text(call) + ", block " + std::to_string(blockIdx.x) + ", thread " +
          std::to_string(current_));
   }
 
@@ -204,8 +238,13 @@ class Device {
   static constexpr unsigned kSeparateBlocks = 3;
   static unsigned BlockSlot() { return blockIdx.x % kSeparateBlocks; }
 
-  // The tag of a warp, or of the block (kMaxWarps).
-  char* Tag(unsigned warp) { return &tags_[BlockSlot()][warp]; }
+  [[noreturn]] void FailWithDifferentCalls(const Call& other, const Call& call) const {
+    FailAt("threads wait in different collectives; the other is " + Text(other), call);
+  }
+
+  // Returns the tags of the barriers of some lanes of a warp, or of the block (kBlock).
+  static constexpr unsigned kBlock = 0;  // No mask of lanes.
+  BarrierTags* TagsOf(unsigned warp, unsigned mask) { return &tags_[{BlockSlot(), warp, mask}]; }
 
   uint64_t Random(uint64_t end) { return Mix64(random_++) % end; }
   Thread& Current() { return threads_[current_]; }
@@ -280,10 +319,10 @@ class Device {
   }
 
   // Runs other threads until the current one is ready and chosen.
-  void Wait(State state, Line line) {
+  void Wait(State state, const Call& call) {
     Fiber* const own = Current().fiber;
     Current().state = state;
-    Current().line = line;
+    Current().call = call;
     const unsigned before = current_;
     Choose();
     if (current_ != before) Switch(own, FiberOf(current_), false);
@@ -327,7 +366,7 @@ class Device {
       const bool waits_for_lane = other.state == State::kInWarp && i / kLanes * kLanes == first &&
                                   (other.mask >> current_ % kLanes & 1) != 0;
       if (waits_for_lane || other.state == State::kInBlock) {
-        FailAt("thread " + std::to_string(i) + " waits for a thread that exits", other.line);
+        FailAt("thread " + std::to_string(i) + " waits for a thread that exits", other.call);
       }
     }
   }
@@ -335,11 +374,12 @@ class Device {
   [[noreturn]] void FailWithDeadlock() const {
     std::map<std::string, int> waiting;
     for (const Thread& thread : threads_) {
-      if (thread.state != State::kExited) ++waiting[Text(thread.line)];
+      if (thread.state != State::kExited) ++waiting[Text(thread.call)];
     }
     std::string message = "threads wait for each other in block " + std::to_string(blockIdx.x);
-    for (const auto& [line, count] : waiting)
-      message += "; " + std::to_string(count) + " at " + line;
+    for (const auto& [call, count] : waiting) {
+      message += "; " + std::to_string(count) + " in " + call;
+    }
     Fail(message);
   }
 
@@ -353,10 +393,10 @@ class Device {
   std::vector<Thread> threads_;  // Threads of the running block.
   std::vector<unsigned> ready_;
   unsigned current_ = 0, num_exited_ = 0, num_arrived_ = 0;
-  Line barrier_;
-  // Tags for ThreadSanitizer.
+  Call barrier_;  // At which `num_arrived_` threads wait.
+  // Tags for ThreadSanitizer: before and after a kernel, and of barriers by block, warp and mask.
   char begin_ = 0, end_ = 0;
-  char tags_[kSeparateBlocks][kMaxWarps + 1] = {};
+  std::map<std::array<unsigned, 3>, BarrierTags> tags_;
 };
 
 Device& TheDevice() {
@@ -498,15 +538,15 @@ cudaError_t Launch(const cudaLaunchConfig_t& config, std::function<void()> threa
   return cudaSuccess;
 }
 
-const uint64_t* MeetWarp(unsigned mask, uint64_t value, bool orders_memory, Line line) {
-  return TheDevice().MeetWarp(mask, value, orders_memory, line);
+const uint64_t* MeetWarp(const Call& call, unsigned mask, uint64_t value, bool orders_memory) {
+  return TheDevice().MeetWarp(call, mask, value, orders_memory);
 }
-int MeetBlock(int value, Line line) { return TheDevice().MeetBlock(value, line); }
+int MeetBlock(const Call& call, int value) { return TheDevice().MeetBlock(call, value); }
 void Interleave() { TheDevice().Interleave(); }
-void FailRead(unsigned mask, unsigned lane, Line line) {
+void FailRead(const Call& call, unsigned mask, unsigned lane) {
   char text[100];
   std::snprintf(text, sizeof(text), "lane %u is read, but is not in the mask 0x%x", lane, mask);
-  TheDevice().FailAt(text, line);
+  TheDevice().FailAt(text, call);
 }
 
 }  // namespace slipstream::emulation
@@ -533,7 +573,6 @@ const char* cudaGetErrorName(cudaError_t error) {
   }
 }
 const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
-cudaError_t cudaPeekAtLastError() { return emulation::last_error; }
 cudaError_t cudaGetLastError() { return std::exchange(emulation::last_error, cudaSuccess); }
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -557,10 +596,6 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
-cudaError_t cudaDeviceSynchronize() {
-  WaitFor(nullptr);
-  return cudaSuccess;
-}
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   *data = nullptr;

@@ -59,15 +59,35 @@ std::function<Ints(bool)> Kernel(void (*kernel)(bool, int*), unsigned blocks, In
 
 __global__ void ReverseBlock(bool is_faulty, int* values) {
   __shared__ int shared[kThreadsPerBlock];
-  shared[threadIdx.x] = values[threadIdx.x];
+  int& value = values[ThreadOfGrid()];
+  shared[threadIdx.x] = value;
   if (!is_faulty) __syncthreads();
-  values[threadIdx.x] = shared[kThreadsPerBlock - 1 - threadIdx.x];
+  value = shared[kThreadsPerBlock - 1 - threadIdx.x];
 }
 
 __global__ void ReverseWarp(bool is_faulty, int* values) {
   __shared__ int shared[kThreadsPerBlock];
   shared[threadIdx.x] = values[threadIdx.x];
   if (!is_faulty) __syncwarp();
+  values[threadIdx.x] = shared[threadIdx.x ^ (kWarpSize - 1)];
+}
+
+// A thread that leaves the first barrier late must not seem to be ordered by the last one.
+__global__ void WriteBetweenBarriers(bool is_faulty, int* values) {
+  __shared__ int shared;
+  __syncthreads();
+  if (threadIdx.x == 0) shared = 1;
+  if (!is_faulty) __syncthreads();
+  values[threadIdx.x] = shared;
+  __syncthreads();
+}
+
+// A barrier of half a warp does not order the other half.
+__global__ void ReverseHalves(bool is_faulty, int* values) {
+  __shared__ int shared[kThreadsPerBlock];
+  shared[threadIdx.x] = values[threadIdx.x];
+  const unsigned half = threadIdx.x % kWarpSize < 16 ? 0xffffu : 0xffff0000u;
+  __syncwarp(is_faulty ? half : kAllLanes);
   values[threadIdx.x] = shared[threadIdx.x ^ (kWarpSize - 1)];
 }
 
@@ -90,11 +110,25 @@ __global__ void TwoBarriers(bool is_faulty, int* values) {
   values[threadIdx.x] = 1;
 }
 
+// On one line, because lines are not compared alone.
+__global__ void TwoKindsOfBarriers(bool is_faulty, int* values) {
+  const bool counts = is_faulty && threadIdx.x % 2 == 0;
+  values[threadIdx.x] = counts ? __syncthreads_count(true) : (__syncthreads(), 1);
+}
+
+__global__ void DivergentCollectives(bool is_faulty, int* values) {
+  const bool is_first = threadIdx.x % kWarpSize < 16;
+  int value = 1;
+  if (!is_faulty || is_first) value = __shfl_xor_sync(kAllLanes, value, 1);
+  if (!is_faulty || !is_first) value += __popc(__ballot_sync(kAllLanes, true));
+  values[threadIdx.x] = value;
+}
+
 __global__ void SumOfWarp(bool is_faulty, int* values) {
   int sum = 1;
   if (is_faulty && threadIdx.x % kWarpSize >= 16) return;
   for (unsigned delta = 16; delta > 0; delta /= 2) {
-    sum += __shfl_down_sync(kAllLanes, sum, delta);
+    sum += __shfl_xor_sync(kAllLanes, sum, delta);
   }
   if (threadIdx.x % kWarpSize == 0) values[threadIdx.x / kWarpSize] = sum;
 }
@@ -311,9 +345,8 @@ constexpr char kOutside[] = "heap-buffer-overflow";
 
 std::vector<Fault> Faults() {
   const int block = kThreadsPerBlock;
-  Ints reversed = Sequence(block), by_warp, halves, negated = Sequence(2 * kThreads), one_less,
-       next_sums;
-  std::reverse(reversed.begin(), reversed.end());
+  Ints reversed, by_warp, halves, negated = Sequence(2 * kThreads), one_less, next_sums;
+  for (int i = 0; i < kThreads; ++i) reversed.push_back(i / block * block + block - 1 - i % block);
   for (int i = 0; i < block; ++i) {
     by_warp.push_back(i ^ 31);
     halves.push_back(i ^ 16);
@@ -337,12 +370,19 @@ std::vector<Fault> Faults() {
     return Fault{name, std::move(run), std::move(expected), text, text, "data race"};
   };
   return {
-      race("BarrierIsMissing", Kernel(ReverseBlock, 1, Sequence(block)), reversed, kWrong),
+      race("BarrierIsMissing", Kernel(ReverseBlock, kBlocks, Sequence(kThreads)), reversed, kWrong),
       race("WarpBarrierIsMissing", Kernel(ReverseWarp, 1, Sequence(block)), by_warp, kWrong),
+      race("BarrierIsMissingBetweenOthers", Kernel(WriteBetweenBarriers, 1, Ints(block, 0)),
+           Ints(block, 1), kWrong),
+      race("BarrierOfHalfWarp", Kernel(ReverseHalves, 1, Sequence(block)), by_warp, kWrong),
       message("BarrierInDivergentLoop", Kernel(CountInRounds, 1, {0}), {block - 1},
               "waits for a thread that exits|has exited before this barrier"),
       message("DifferentBarriers", Kernel(TwoBarriers, 1, Ints(block, 0)), Ints(block, 1),
-              "wait at different barriers"),
+              "wait in different collectives"),
+      message("BarrierAndCount", Kernel(TwoKindsOfBarriers, 1, Ints(block, 0)), Ints(block, 1),
+              "wait in different collectives"),
+      message("DivergentCollectives", Kernel(DivergentCollectives, 1, Ints(block, 0)),
+              Ints(block, kWarpSize + 1), "wait in different collectives"),
       message("LaneOfCollectiveHasExited", Kernel(SumOfWarp, 1, Ints(block / kWarpSize, 0)),
               Ints(block / kWarpSize, kWarpSize), "waits for a thread that exits|has exited"),
       message("LaneIsNotInItsMask", Kernel(VoteOfHalfWarp, 1, Ints(block, 0)), votes,
@@ -402,6 +442,16 @@ TEST_P(CudaEmulationTest, DetectsFault) {
     }
   };
   EXPECT_DEATH(run(), message);
+}
+
+__global__ void RecordOrder(bool, int* order) {
+  order[1 + atomicAdd(&order[0], 1)] = static_cast<int>(ThreadOfGrid());
+}
+
+TEST(CudaEmulationOrderTest, EachLaunchHasOtherOrders) {
+  const auto run = Kernel(RecordOrder, kBlocks, Ints(kThreads + 1, 0));
+  const Ints first = run(false);
+  EXPECT_NE(run(false), first);
 }
 
 INSTANTIATE_TEST_SUITE_P(Faults, CudaEmulationTest, testing::ValuesIn(Faults()),

@@ -18,10 +18,14 @@
 #define __global__
 #define __device__
 #define __host__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-// Blocks run one after the other, therefore all of them can use the same memory.
+// Blocks run one after the other, therefore all of them can use the same memory. ThreadSanitizer
+// would report that; there each block has a host thread. The TLS model avoids allocations by the
+// loader in shared libraries.
+#ifdef __SANITIZE_THREAD__
+#define __shared__ [[gnu::tls_model("initial-exec")]] static thread_local
+#else
 #define __shared__ static
+#endif
 
 struct uint3 {
   unsigned x, y, z;
@@ -32,9 +36,6 @@ struct dim3 {
 };
 struct alignas(16) float4 {
   float x, y, z, w;
-};
-struct alignas(16) longlong2 {
-  long long x, y;
 };
 
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
@@ -56,36 +57,41 @@ constexpr Line Here(const char* file = __builtin_FILE(), int number = __builtin_
   return {file, number};
 }
 
+// A call of a collective. Threads that wait for each other must wait in the same one.
+struct Call {
+  const char* function = "";
+  Line line;
+};
+
 // Each thread of the grid calls `thread`.
 cudaError_t Launch(const cudaLaunchConfig_t& config, std::function<void()> thread);
 
 // Waits until all lanes in `mask` have arrived. Returns their values by lane.
-const uint64_t* MeetWarp(unsigned mask, uint64_t value, bool orders_memory, Line line);
+const uint64_t* MeetWarp(const Call& call, unsigned mask, uint64_t value, bool orders_memory);
 
 // Waits until all threads of the block have arrived. Returns the sum of their values.
-int MeetBlock(int value, Line line);
+int MeetBlock(const Call& call, int value);
 
 // Lets other threads of the block run, now and then.
 void Interleave();
 
-[[noreturn]] void FailRead(unsigned mask, unsigned lane, Line line);
+[[noreturn]] void FailRead(const Call& call, unsigned mask, unsigned lane);
 
-// Returns the value of `lane`, or the own value if it is not between `first` and `last`.
+// Returns the value of `lane`.
 template <class T>
-T ReadLane(unsigned mask, T value, unsigned lane, unsigned first, unsigned last, Line line) {
+T ReadLane(const Call& call, unsigned mask, T value, unsigned lane) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-  if (lane < first || lane > last) lane = threadIdx.x % 32;
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(T));
-  bits = MeetWarp(mask, bits, false, line)[lane];
-  if ((mask >> lane & 1) == 0) FailRead(mask, lane, line);
+  bits = MeetWarp(call, mask, bits, false)[lane];
+  if ((mask >> lane & 1) == 0) FailRead(call, mask, lane);
   std::memcpy(&value, &bits, sizeof(T));
   return value;
 }
 
 template <class Combine>
-unsigned ReduceLanes(unsigned mask, unsigned value, const Combine& combine, Line line) {
-  const uint64_t* const values = MeetWarp(mask, value, false, line);
+unsigned ReduceLanes(const Call& call, unsigned mask, unsigned value, const Combine& combine) {
+  const uint64_t* const values = MeetWarp(call, mask, value, false);
   for (unsigned lane = 0; lane < 32; ++lane) {
     if ((mask >> lane & 1) != 0 && lane != threadIdx.x % 32) {
       value = combine(value, static_cast<unsigned>(values[lane]));
@@ -136,40 +142,31 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 // The compiler evaluates the last argument of each call at the call.
 #define SLIPSTREAM_LINE ::slipstream::emulation::Line line = ::slipstream::emulation::Here()
 
-inline void __syncthreads(SLIPSTREAM_LINE) { slipstream::emulation::MeetBlock(0, line); }
+inline void __syncthreads(SLIPSTREAM_LINE) {
+  slipstream::emulation::MeetBlock({__func__, line}, 0);
+}
 inline int __syncthreads_count(int predicate, SLIPSTREAM_LINE) {
-  return slipstream::emulation::MeetBlock(predicate != 0 ? 1 : 0, line);
+  return slipstream::emulation::MeetBlock({__func__, line}, predicate != 0 ? 1 : 0);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SLIPSTREAM_LINE) {
-  slipstream::emulation::MeetWarp(mask, 0, true, line);
+  slipstream::emulation::MeetWarp({__func__, line}, mask, 0, true);
 }
 
-// width: a power of two; lanes exchange values within groups of this size.
+// bits: less than the number of lanes.
 template <class T>
-T __shfl_sync(unsigned mask, T value, unsigned source, unsigned width = 32, SLIPSTREAM_LINE) {
-  const unsigned first = threadIdx.x % 32 / width * width;
-  return slipstream::emulation::ReadLane(mask, value, first + source % width, 0, 31, line);
-}
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, unsigned width = 32, SLIPSTREAM_LINE) {
-  const unsigned lane = threadIdx.x % 32, first = lane / width * width;
-  return slipstream::emulation::ReadLane(mask, value, lane + delta, first, first + width - 1, line);
-}
-template <class T>
-T __shfl_xor_sync(unsigned mask, T value, unsigned bits, unsigned width = 32, SLIPSTREAM_LINE) {
-  const unsigned lane = threadIdx.x % 32, last = lane / width * width + width - 1;
-  return slipstream::emulation::ReadLane(mask, value, lane ^ bits, 0, last, line);
+T __shfl_xor_sync(unsigned mask, T value, unsigned bits, SLIPSTREAM_LINE) {
+  return slipstream::emulation::ReadLane({__func__, line}, mask, value, threadIdx.x % 32 ^ bits);
 }
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value, SLIPSTREAM_LINE) {
-  return slipstream::emulation::ReduceLanes(mask, value, std::plus<unsigned>(), line);
+  return slipstream::emulation::ReduceLanes({__func__, line}, mask, value, std::plus<unsigned>());
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value, SLIPSTREAM_LINE) {
   const auto larger = [](unsigned a, unsigned b) { return a > b ? a : b; };
-  return slipstream::emulation::ReduceLanes(mask, value, larger, line);
+  return slipstream::emulation::ReduceLanes({__func__, line}, mask, value, larger);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, SLIPSTREAM_LINE) {
   const unsigned own = predicate != 0 ? 1u << threadIdx.x % 32 : 0;
-  return slipstream::emulation::ReduceLanes(mask, own, std::bit_or<unsigned>(), line);
+  return slipstream::emulation::ReduceLanes({__func__, line}, mask, own, std::bit_or<unsigned>());
 }
 #undef SLIPSTREAM_LINE
 
@@ -183,29 +180,15 @@ T atomicMax(T* at, std::common_type_t<T> value) {
   return slipstream::emulation::Modify(at, [=](T before) { return std::max(before, value); });
 }
 template <class T>
-T atomicOr(T* at, std::common_type_t<T> value) {
-  return slipstream::emulation::Modify(at, [=](T before) { return before | value; });
-}
-template <class T>
-T atomicExch(T* at, std::common_type_t<T> value) {
-  return slipstream::emulation::Modify(at, [=](T) { return value; });
-}
-template <class T>
 T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> desired) {
   return slipstream::emulation::Modify(
       at, [=](T before) { return before == expected ? desired : before; });
 }
 
-template <class T>
-T __ldg(const T* at) {
-  return *at;
-}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
-inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline unsigned __float_as_uint(float f) { return slipstream::emulation::BitCast<unsigned>(f); }
 inline float __uint_as_float(unsigned u) { return slipstream::emulation::BitCast<float>(u); }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
-inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline long max(long a, long b) { return a > b ? a : b; }
 inline long min(long a, long b) { return a < b ? a : b; }
 // In nanoseconds: cudaDevAttrClockRate is 1 GHz.
