@@ -17,11 +17,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # Helper modules of all test folders are in this folder. `importlib` mode does not add it to the
 # path.
 sys.path.append(str(Path(__file__).parent))
+
+# Times of single examples depend on the load of the machine.
+hypothesis.settings.register_profile(
+    "any_speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any_speed")
 
 # Tests that start ranks. They take longer than all others, which run in the second process.
 JOBS = ("tests/parallel/", "tests/integration/test_benchmark_network.py")

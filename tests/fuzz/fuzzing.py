@@ -112,7 +112,6 @@ def fuzz(
         runs += 1
         run = settings(
             max_examples=cases,
-            deadline=None,
             database=None,
             derandomize=not SECONDS,
             print_blob=False,

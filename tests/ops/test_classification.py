@@ -115,7 +115,7 @@ batches = st.lists(st.tuples(keys, key_lists, keys), max_size=8)
 
 
 @on_classifiers
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     batch=st.lists(st.tuples(short_lists, short_lists), max_size=8),
     drifts=drift_maps,
@@ -146,7 +146,7 @@ def test_results_equal_definition(make, batch, drifts, percent, threshold, is_pa
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     batch=st.lists(st.lists(st.tuples(st.integers(-1, 1), keys), max_size=70), max_size=6),
     drifts=drift_maps,
@@ -174,7 +174,7 @@ def test_lookups_without_table_are_ignored(device, batch, drifts, percent):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     parts=st.lists(batches, min_size=1, max_size=3),
     drifts=drift_maps,

@@ -152,14 +152,14 @@ def run_steps(path, seed, steps=15):
 
 
 @on_paths("buffers")
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_buffers_equal_definition(make_path, seed):
     run_steps(make_path(), seed)
 
 
 @on_paths("native", "exchange", "variable")
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_tables_equal_definition(make_path, seed):
     run_steps(make_path(), seed)
@@ -167,7 +167,7 @@ def test_tables_equal_definition(make_path, seed):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("trigger", ["movement", "interval"])
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_simulated_ranks_equal_one_definition_per_rank(ranks, trigger, seed):
     rng, path = np.random.default_rng(seed), NativePath()

@@ -28,7 +28,7 @@ rows = hnp.arrays(
 
 
 @pytest.mark.parametrize("metric", DRIFT_METRICS)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(snapshot=rows, seed=st.integers(0, 2**31))
 def test_drift_equals_reference(metric, snapshot, seed):
     steps = np.random.default_rng(seed).normal(size=snapshot.shape).astype(np.float32)

@@ -40,7 +40,7 @@ def ordered(exact: dict[int, float], k: int):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), k=st.integers(0, 60))
 def test_few_keys_are_counted_exactly(device, seed, k):
     rng = np.random.default_rng(seed)

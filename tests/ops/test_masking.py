@@ -126,7 +126,7 @@ def assert_op_equals_the_definition(keys, rows, masked, dtype=np.int64, device="
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     keys=st.lists(KEYS, max_size=40),
     masked=st.lists(KEYS, max_size=10),
@@ -141,7 +141,7 @@ def test_op_equals_definition(device, keys, masked, shape, seed):
 
 
 @pytest.mark.parametrize("table", TABLES)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     keys=st.lists(KEYS, max_size=40),
     masked=st.lists(KEYS, max_size=10, unique=True),

@@ -60,7 +60,7 @@ bags_strategy = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     bags=bags_strategy, combiner=st.sampled_from(["sum", "mean", "sqrtn"]), weighted=st.booleans()
 )
@@ -179,7 +179,7 @@ def test_bag_gradients_include_weight_and_combiner():
     np.testing.assert_allclose(row_of(store, "t0", 2), expected_2, rtol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batches=st.lists(st.lists(st.integers(-50, 50), max_size=30), min_size=1, max_size=6),
     factor=st.sampled_from([0.0, 0.5, 1.0]),

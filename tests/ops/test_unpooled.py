@@ -52,7 +52,7 @@ def rows_of(store, keys):
 bags = st.lists(st.integers(0, 6), max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batch=st.lists(st.tuples(bags, bags, bags), max_size=6),
     is_graph=st.booleans(),

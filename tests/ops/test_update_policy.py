@@ -49,7 +49,7 @@ steps_strategy = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     steps=steps_strategy,
     movement=st.floats(0.001, 1.0),

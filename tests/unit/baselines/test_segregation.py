@@ -49,7 +49,7 @@ def reference(keys, source_batch, batch_size):
     return out
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 1000),
     count=st.integers(0, 60),

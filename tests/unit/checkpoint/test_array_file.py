@@ -52,9 +52,7 @@ def test_groups_are_read_block_by_block(tmp_path: Path) -> None:
             assert found[column].dtype == values.dtype
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_groups_round_trip(tmp_path: Path, data: st.DataObject) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))

@@ -59,7 +59,7 @@ def criteo_lines(draw):
     return draw(st.sampled_from(["\n", "\n", "\r\n"])).join(lines).encode()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(criteo_lines(), st.booleans())
 @example(b"", False)
 @example(b"\n", False)
@@ -75,7 +75,6 @@ def test_avazu_blocks_report_bad_line(bad, place):
     assert_read_as_exactly(AvazuFormat(), "\n".join(lines).encode())
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([b"", b"00000000", b"fFfF09aA", b"0000000g", b"12", b"\xff" * 8])))
 def test_eight_digit_hexadecimal_values_are_parsed(values):
     for array in (pa.array(values, pa.binary()), pa.array([b"skip", *values], pa.binary())[1:]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_tf.data import statistics
@@ -15,7 +15,6 @@ KEYS = st.integers(-(2**63), 2**63 - 1)
 SMALL_KEYS = st.one_of(st.integers(-3, 20), st.sampled_from([-(2**63), 2**63 - 1]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.one_of(SMALL_KEYS, KEYS), max_size=30), max_size=12))
 def test_counts_within_bound_are_exact(blocks):
     field = FieldCounts()
@@ -30,7 +29,6 @@ def test_counts_within_bound_are_exact(blocks):
     assert (field.lookups, field.count_error) == (sum(expected.values()), 0)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=40), max_size=20),
     st.integers(2, 40),

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_tf.data.readers.prepared import PreparedReader
@@ -19,7 +19,6 @@ from slipstream_tf.data.spec import MISSING_KEY
 from slipstream_tf.data.statistics import hot_rows
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-2, 5), st.lists(st.integers(0, 4), max_size=3)), min_size=1),
     st.sets(st.integers(-2, 5)),

@@ -129,7 +129,7 @@ def test_every_line_belongs_to_one_part(tmp_path):
     assert seen["test"] == [*range(900, 1000), *range(1900, 2000)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_random_bytes_are_read_or_counted(tmp_path_factory, data):
     good = criteo_line().encode()

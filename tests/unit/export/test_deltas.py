@@ -187,7 +187,7 @@ CONTENTS = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(before=CONTENTS, now=CONTENTS, shared=CONTENTS)
 def test_random_changes_round_trip(tmp_path_factory, before, now, shared):
     old, new = rows_of({**before, **shared}, 2), rows_of({**shared, **now}, 2)

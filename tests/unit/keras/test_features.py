@@ -568,7 +568,7 @@ def test_function_traced_by_shape_looks_up_current_rows():
     np.testing.assert_allclose(model(keys), model.top(np.ones((1, 2, DIM))), rtol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts=st.lists(st.binary(max_size=300), max_size=6))
 def test_strings_are_hashed_like_readers(texts):
     expected = hash_strings(pa.array(texts, pa.binary()))

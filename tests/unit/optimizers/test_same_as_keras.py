@@ -70,7 +70,7 @@ def cases(draw, drawn):
 
 @pytest.mark.parametrize("name", RULES)
 def test_training_all_rows_equals_keras(name):
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(cases(RULES[name]))
     def check(case):
         chosen, rows, batches, gradients = case
@@ -86,7 +86,7 @@ DECAYED = {**BETAS, "epsilon": numbers(2**-20, 2**-7), "weight_decay": numbers(2
 OF_ROWS = {"l2": numbers(2**-10, 0.25), "clip_norm": numbers(2**-4, 4.0)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cases(DECAYED))
 def test_adamw_equals_keras(case):
     chosen, *given_ = case
@@ -95,7 +95,7 @@ def test_adamw_equals_keras(case):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cases(OF_ROWS))
 def test_penalty_and_clipping_equal_keras(case):
     """The reference has one variable per row, because `clipnorm` is per variable."""
@@ -116,7 +116,7 @@ def test_penalty_and_clipping_equal_keras(case):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cases({"clip_value": numbers(2**-4, 1.0)}))
 def test_clipping_by_value_equals_keras(case):
     chosen, *given_ = case
@@ -126,7 +126,7 @@ def test_clipping_by_value_equals_keras(case):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=str(chosen))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cases({"max_norm": numbers(0.25, 2.0)}))
 def test_max_norm_equals_keras_constraint(case):
     chosen, *given_ = case

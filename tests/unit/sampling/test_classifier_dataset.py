@@ -59,7 +59,7 @@ def in_batches(sizes, keys):
     return tf.data.Dataset.from_generator(batches, output_signature=(features_spec, vector, vector))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(st.integers(0, 7), max_size=8),
     batch_size=st.integers(1, 9),

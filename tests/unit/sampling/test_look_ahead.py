@@ -58,7 +58,7 @@ def test_elements_order_and_spec_are_preserved():
     assert list(LookAhead().read(tf.data.Dataset.range(0))) == []
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(count=st.integers(0, 12), window=st.integers(0, 5), pulled=st.integers(0, 3))
 def test_no_element_is_produced_before_preceding_window_ends(count, window, pulled):
     noted, ahead = CountingDataset(count), LookAhead()

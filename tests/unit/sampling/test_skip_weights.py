@@ -62,7 +62,7 @@ def ragged_batches(sizes, keys, with_weight):
     return tf.data.Dataset.from_generator(batches, output_signature=(features_spec, *vectors))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(st.integers(0, 7), max_size=8),
     batch_size=st.integers(1, 9),

@@ -137,7 +137,7 @@ def test_gather_reads_current_rows():
     assert store.hot_keys("item", 3)[0].size == 0, "reading is no access"
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     steps=st.lists(st.lists(st.integers(0, ROWS - 1), max_size=20), max_size=4),
     k=st.integers(0, ROWS + 2),
