@@ -21,6 +21,8 @@
 // belongs to no thread of the kernel.
 //
 // Not emulated: the memory model of GPUs, lanes in lockstep, blocks at the same time, and speed.
+#undef _FORTIFY_SOURCE  // Its longjmp() rejects jumps to other stacks.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <array>
@@ -96,9 +98,11 @@ constexpr unsigned kMaxThreads = 1024;
 // A stream begins so much later than its work is enqueued, unless the host waits for it.
 constexpr std::chrono::milliseconds kDelay{5};
 
-// A stack that runs the threads of a block, or the stack of the host thread.
+// A stack that runs the threads of blocks, or the stack of the host thread.
 struct Fiber {
-  ucontext_t context = {};
+  ucontext_t start = {};
+  bool is_new = false;
+  jmp_buf position;  // If it is not new. swapcontext() makes system calls.
   std::unique_ptr<char[]> memory;
   const void* stack = nullptr;
   size_t bytes = 0;
@@ -253,12 +257,14 @@ class Device {
     ready_.reserve(kMaxThreads);
     idle_.reserve(kMaxThreads);
     threads_.assign(threads, Thread());
+    // ThreadSanitizer must not see memory of the emulation that a thread of the kernel allocates.
+    while (HasTsan() && fibers_.size() < threads * kSeparateBlocks) AddFiber();
     ready_.resize(threads);
     std::iota(ready_.begin(), ready_.end(), 0u);
     num_exited_ = num_arrived_ = 0;
     Choose();
     comes_from_host_ = true;
-    Switch(&host_, FiberOf(current_), false);
+    Switch(&host_, FiberOf(current_));
   }
 
   void MakeReady(unsigned thread) {
@@ -266,8 +272,9 @@ class Device {
     ready_.push_back(thread);
   }
 
-  // Makes a random ready thread the current one.
-  void Choose() {
+  // Makes a random ready thread the current one. Not inlined, because compilers keep the addresses
+  // of thread-local variables, and a fiber may continue on another host thread.
+  [[gnu::noinline]] void Choose() {
     if (ready_.empty()) FailWithDeadlock();
     std::swap(ready_[Random(ready_.size())], ready_.back());
     current_ = ready_.back();
@@ -281,18 +288,12 @@ class Device {
     Fiber*& fiber = threads_[thread].fiber;
     if (fiber != nullptr) return fiber;
     if (HasTsan()) {
-      const unsigned own = thread * kSeparateBlocks + BlockSlot();
-      while (fibers_.size() <= own) AddFiber();
-      fiber = fibers_[own].get();
+      fiber = fibers_[thread * kSeparateBlocks + BlockSlot()].get();
     } else {
       if (idle_.empty()) idle_.push_back(AddFiber());
       fiber = idle_.back();
       idle_.pop_back();
     }
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->memory.get();
-    fiber->context.uc_stack.ss_size = kStackBytes;
-    makecontext(&fiber->context, Main, 0);
     return fiber;
   }
 
@@ -303,18 +304,36 @@ class Device {
     fiber->stack = fiber->memory.get();
     fiber->bytes = kStackBytes;
     if (HasTsan()) fiber->tsan = __tsan_create_fiber(0);
+    getcontext(&fiber->start);
+    fiber->start.uc_stack.ss_sp = fiber->memory.get();
+    fiber->start.uc_stack.ss_size = kStackBytes;
+    makecontext(&fiber->start, Main, 0);
+    fiber->is_new = true;
     return fiber;
   }
 
-  void Switch(Fiber* from, Fiber* to, bool is_last) {
+  void Switch(Fiber* from, Fiber* to) {
     if (__sanitizer_start_switch_fiber != nullptr) {
-      __sanitizer_start_switch_fiber(is_last ? nullptr : &from->fake_stack, to->stack, to->bytes);
+      __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->bytes);
     }
-    // Flag 1: the switch itself orders no memory accesses.
-    if (HasTsan()) __tsan_switch_to_fiber(to->tsan, 1);
-    swapcontext(&from->context, &to->context);
-    if (__sanitizer_finish_switch_fiber != nullptr) {
-      __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
+    if (_setjmp(from->position) == 0) {
+      // Flag 1: the switch itself orders no memory accesses.
+      if (HasTsan()) __tsan_switch_to_fiber(to->tsan, 1);
+      if (!std::exchange(to->is_new, false)) _longjmp(to->position, 1);
+      setcontext(&to->start);
+    }
+    Arrive(from);
+  }
+
+  // Tells AddressSanitizer that a fiber has begun or continues.
+  void Arrive(Fiber* fiber) {
+    if (__sanitizer_finish_switch_fiber == nullptr) return;
+    const void* stack = nullptr;
+    size_t bytes = 0;
+    __sanitizer_finish_switch_fiber(fiber->fake_stack, &stack, &bytes);
+    if (std::exchange(comes_from_host_, false)) {
+      host_.stack = stack;
+      host_.bytes = bytes;
     }
   }
 
@@ -325,22 +344,14 @@ class Device {
     Current().call = call;
     const unsigned before = current_;
     Choose();
-    if (current_ != before) Switch(own, FiberOf(current_), false);
+    if (current_ != before) Switch(own, FiberOf(current_));
   }
 
   // The main function of all fibers.
   static void Main();
   void RunThreads() {
     Fiber* const own = Current().fiber;
-    if (__sanitizer_finish_switch_fiber != nullptr) {
-      const void* stack = nullptr;
-      size_t bytes = 0;
-      __sanitizer_finish_switch_fiber(nullptr, &stack, &bytes);
-      if (std::exchange(comes_from_host_, false)) {
-        host_.stack = stack;
-        host_.bytes = bytes;
-      }
-    }
+    Arrive(own);
     for (;;) {
       Acquire(&begin_);
       (*kernel_)();
@@ -353,7 +364,7 @@ class Device {
         continue;
       }
       if (!HasTsan()) idle_.push_back(own);
-      Switch(own, ends ? &host_ : FiberOf(current_), true);
+      Switch(own, ends ? &host_ : FiberOf(current_));
     }
   }
 
