@@ -58,7 +58,7 @@ def build_environment(tools: Path) -> dict[str, str]:
     with_mpi = shutil.which("mpicxx") is not None
     return {
         **os.environ,
-        # Those of `make test` would compile one file at a time.
+        # With the flags of `make test`, setup.py would compile one file at a time.
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")])),
         "PATH": os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", os.defpath)]),

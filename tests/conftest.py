@@ -60,7 +60,7 @@ def _collect_and_freeze() -> None:
     """Excludes objects of earlier files from garbage collections.
 
     Models and graphs of finished tests remain in caches of Keras and TensorFlow. Otherwise each
-    full collection, of which some tests request many, would visit all of them.
+    full collection would visit them, and some tests request many collections.
     """
     gc.collect()
     gc.freeze()

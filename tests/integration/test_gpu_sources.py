@@ -43,7 +43,7 @@ def test_library_with_cuda_loads_without_gpu_and_has_all_kernels() -> None:
     assert set(done.stdout.split()) == set.union(*registered)
 
 
-# What ptxas reports for two kernels of this project and one of CUB.
+# Output of ptxas for two kernels of this project and one of CUB.
 FAKE_NVCC = """#!/bin/sh
 cat >&2 <<'END'
 ptxas info    : 0 bytes gmem

@@ -525,7 +525,7 @@ TEST(DueBoundTest, BoundsRowsBeforeCountsArrive) {
   launch(1);
   bound.Reset(30, rule.step);
   EXPECT_EQ(max_old(), 30 + 1);
-  finish(rule.step, 1, 5);  // Of the replaced buffers.
+  finish(rule.step, 1, 5);  // Counts of the replaced buffers.
   EXPECT_EQ(max_old(), 30);
   launch(1);
   finish(rule.step, 1, 31);
