@@ -35,6 +35,7 @@ class DeferralPath:
     """One implementation of deferral. The methods of a path take and return NumPy arrays.
 
     Attributes:
+        dim: number of values per row.
         keys: the keys of generated steps.
         plain_mode: mode of a policy under which the path defers nothing.
         sums_rows: whether a step may have multiple gradients of a key, in any order.
@@ -47,6 +48,7 @@ class DeferralPath:
         has_capacity: whether the buffers have a capacity apart from `max_rows`.
     """
 
+    dim = DIM
     keys = KEYS
     plain_mode = "apply"
     sums_rows = True

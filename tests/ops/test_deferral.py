@@ -62,7 +62,7 @@ def some_rows(rng, n, path):
         keys = rng.choice(path.keys, n)
     else:
         keys = np.sort(rng.choice(path.keys, min(n, path.keys.size), replace=False))
-    shape = (keys.size, DIM)
+    shape = (keys.size, path.dim)
     if path.is_exact:
         gradients = rng.normal(scale=0.5, size=shape).astype(np.float32)
     else:
@@ -155,7 +155,8 @@ def run_steps(path, seed, steps=15):
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_buffers_equal_definition(make_path, seed):
-    run_steps(make_path(), seed)
+    # GPU kernels handle rows of 4 and of 3 numbers differently.
+    run_steps(make_path(dim=3 + seed % 2), seed)
 
 
 @on_paths("native", "exchange", "variable")

@@ -166,7 +166,7 @@ def test_tables_equal_definition(table, keys, masked, seed):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize(
-    "rows, shape", [(60_000, (5,)), (40_000, (2, 3)), (1, (2, 3)), (0, (2, 3))]
+    "rows, shape", [(60_000, (5,)), (40_000, (2, 4)), (1, (2, 3)), (0, (2, 3))]
 )
 def test_threaded_masking_equals_definition(device, dtype, rows, shape):
     rng = np.random.default_rng(0)
