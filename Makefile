@@ -98,7 +98,9 @@ test-all: bazel-test gpu-test $(TESTED)  ## All tests: the slow ones, and all th
 EMULATED := $(BIN)/python build_support/emulated_gpu.py --check_functions
 EMULATED_OPS := $(addprefix tests/ops/test_,classification.py deferral.py drift.py hot_keys.py masking.py)
 EMULATED_TESTS := $(EMULATED_OPS) tests/unit/tables/test_sok.py tests/unit/tables/test_variable_store.py \
-	tests/parallel/sok/test_sok_programs.py::test_masks_in_loop_equal_native_table_masks
+	$(addprefix tests/integration/test_,gradient_tape.py masked_keras_embedding.py) \
+	$(addprefix tests/parallel/sok/test_sok_programs.py::test_,masks_in_loop_equal_native_table_masks \
+	deferred_gradients_in_loop_equal_native_table)
 # All tests that reach them.
 EMULATED_ALL := tests/ops tests/parallel/sok tests/unit/engine tests/unit/keras tests/unit/tables \
 	$(addprefix tests/integration/test_,gradient_tape.py keras_embedding.py masked_keras_embedding.py)
