@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from slipstream_tf._utils import agent
@@ -40,7 +41,17 @@ def break_off() -> None:
 
 
 def kill_after(last: int) -> None:
-    """Kills this rank with SIGKILL after a step."""
+    """Kills this rank with SIGKILL after a step. Call it before other threads start.
+
+    The rank is a child of this process, and the launcher learns of its death a second later.
+    Otherwise the launcher sometimes terminates the other rank before it has reported the loss.
+    """
+    child = os.fork()
+    if child:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+        os.waitpid(child, 0)
+        time.sleep(1)
+        os._exit(128 + signal.SIGKILL)
     from slipstream_tf.cli.checkpoints import RunCheckpoints
 
     after_step = RunCheckpoints.after_step
