@@ -5,6 +5,9 @@
 
 // Results are bit-identical on all processors: reductions are not reordered, and multiplications
 // and additions are not contracted (-ffp-contract=off).
+//
+// SLIPSTREAM_AVX2_CLONES is for functions that multiply 64-bit integers, for example to hash keys,
+// because avx512f has no instruction for it.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SLIPSTREAM_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -13,9 +16,6 @@
 #define SLIPSTREAM_SIMD_CLONES
 #define SLIPSTREAM_AVX2_CLONES
 #endif
-
-// SLIPSTREAM_AVX2_CLONES is for functions that multiply 64-bit integers, for example to hash keys,
-// because avx512f has no instruction for it.
 
 // For functions that a function with SLIPSTREAM_SIMD_CLONES calls. They are inlined and therefore
 // compiled for each of its instruction sets.

@@ -84,8 +84,8 @@ void KeepOthers(const DeferredBuffers& buffers, const DeferralRule& rule, const 
 // a step in advance, therefore the counts of the last step bound the next one.
 class DueBound {
  public:
-  // Sets the number of deferred gradients after `step`, the last launched step, whose counts no
-  // longer matter. Their ages are unknown.
+  // Sets the number of deferred gradients, whose ages are unknown. The counts of `step`, the last
+  // launched step, and of earlier steps are ignored from now on.
   void Reset(int64_t num_deferred, int64_t step);
 
   // Returns the maximum number of rows that leave in a step with n rows. `rule` is the rule of the

@@ -24,8 +24,8 @@
 namespace slipstream {
 
 // Returns a CUDA error as an Internal error that names the op. Clears the last error of the thread,
-// which a later op would report otherwise. what: the text for the message, for example "could not
-// be launched".
+// which a later op would report otherwise. what: part of the message, for example "could not be
+// launched".
 inline absl::Status Checked(tensorflow::OpKernelContext* context, cudaError_t error,
                             const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();

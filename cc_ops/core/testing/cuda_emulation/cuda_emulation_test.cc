@@ -110,7 +110,7 @@ __global__ void TwoBarriers(bool is_faulty, int* values) {
   values[threadIdx.x] = 1;
 }
 
-// On one line, because lines are not compared alone.
+// Both barriers are on one line, because the emulation must compare more than the line.
 __global__ void TwoKindsOfBarriers(bool is_faulty, int* values) {
   const bool counts = is_faulty && threadIdx.x % 2 == 0;
   values[threadIdx.x] = counts ? __syncthreads_count(true) : (__syncthreads(), 1);

@@ -106,7 +106,7 @@ constexpr bool kIsAtomic =
     std::is_same_v<T, int> || std::is_same_v<T, unsigned> ||
     std::is_same_v<T, unsigned long long> || std::is_same_v<T, float> || std::is_same_v<T, double>;
 
-// Replaces a value by `function` of it. Returns the value before.
+// Replaces a value by function(value). Returns the former value.
 template <class T, class Function>
 T Modify(T* at, const Function& function) {
   static_assert(kIsAtomic<T>);
