@@ -3,7 +3,6 @@
 Blocks end at line ends, therefore a value must not contain a line break.
 """
 
-import csv
 import gzip
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream_tf.data.columns import columns_of, convert
+from slipstream_tf.data.csv_format import CsvFormat
 from slipstream_tf.data.readers import text
-from slipstream_tf.data.schema import Schema
+from slipstream_tf.data.schema import NONE, Schema
 from slipstream_tf.data.sources import Block, Columns, ParsedRows, Position, Source, table_of
 from slipstream_tf.data.spec import require_columns
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LineSource(Source):
@@ -100,7 +98,7 @@ class LineSource(Source):
 def first_line(path: str) -> bytes:
     """Returns the first line of a file.
 
-    The line end and a byte order mark are removed.
+    The line end is removed.
 
     Raises:
         OSError: If the file cannot be read.
@@ -111,7 +109,7 @@ def first_line(path: str) -> bytes:
             line = file.readline(text.MAX_LINE_BYTES)
         except text.DAMAGES as error:
             raise ValueError(f"{path}: the file is damaged at its beginning: {error}") from error
-    return line.removesuffix(b"\n").removesuffix(b"\r").removeprefix(_BYTE_ORDER_MARK)
+    return line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
@@ -162,7 +160,10 @@ class FormatSource(LineSource):
 
 
 class CsvSource(LineSource):
-    """Reads delimited text with a schema. Values may be quoted with '"'."""
+    """Reads delimited text with a schema. `CsvFormat` defines the values of a line.
+
+    Empty lines contain no example and are no errors.
+    """
 
     name = "table"
 
@@ -174,6 +175,7 @@ class CsvSource(LineSource):
             paths: Paths of the files, in order.
         """
         self._schema = schema
+        self._format = CsvFormat(schema.delimiter, schema.quoting != NONE, schema.escape)
         self.header_lines = int(schema.columns is None)
         self.columns = columns_of(schema, dict.fromkeys(schema.names(), pa.binary()))
         super().__init__(paths)
@@ -191,8 +193,8 @@ class CsvSource(LineSource):
                 "files have no header, set `columns` in the schema."
             )
         try:
-            names = tuple(self._values(first_line.decode()))
-        except (csv.Error, UnicodeDecodeError) as error:
+            names = tuple(name.decode() for name in self._format.values(first_line))
+        except ValueError as error:
             raise ValueError(
                 f"{path}:1: the header is malformed: {error}. Expected column names in UTF-8."
             ) from None
@@ -201,63 +203,12 @@ class CsvSource(LineSource):
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
-        if not lines.endswith(b"\n"):
-            lines += b"\n"
-        columns = self._columns(header, lines)
-        if columns is not None:
-            return convert(self._schema, columns)
-        return self._parse_each(header, lines[:-1].split(b"\n"))
-
-    def _columns(self, header: Sequence[str], lines: bytes) -> dict[str, pa.Array] | None:
-        """Parses the used columns; returns None if a line is irregular."""
-        plain = lines.replace(b"\r\n", b"\n")
-        # Arrow treats an empty line as a row of empty values instead of an error.
-        if not text.is_regular(plain) or plain.startswith(b"\n") or b"\n\n" in plain:
-            return None
-        used = self._schema.names()
-        # Prefix for unused columns. It is longer than each used name, so that no name collides.
-        other = "_".join(["", *used])
-        names = [name if name in used else f"{other}{i}" for i, name in enumerate(header)]
-        count, delimiter = lines.count(b"\n"), self._schema.delimiter
-        columns = text.binary_columns(lines, count, names, used, delimiter=delimiter)
-        return None if columns is None else dict(zip(used, columns, strict=True))
-
-    def _parse_each(self, header: Sequence[str], lines: Sequence[bytes]) -> ParsedRows:
-        """Parses each line separately.
-
-        Lines with a wrong number of columns are malformed.
-        """
-        reasons: dict[int, str] = {}
-        rows: dict[int, list[bytes]] = {}
-        for index, line in enumerate(lines):
-            try:
-                rows[index] = self._split(header, line)
-            except (ValueError, csv.Error) as error:
-                reasons[index] = str(error)
-        columns = {}
-        for name in self._schema.names():
-            position = list(header).index(name)
-            columns[name] = pa.array([row[position] for row in rows.values()], pa.binary())
-        parsed = convert(self._schema, columns)
-        lines_of_rows = list(rows)
-        reasons.update((lines_of_rows[row], reason) for row, reason in parsed.reasons.items())
-        is_good = np.ones(len(lines), bool)
-        is_good[list(reasons)] = False
-        return ParsedRows(parsed.table, is_good, dict(sorted(reasons.items())))
-
-    def _split(self, header: Sequence[str], line: bytes) -> list[bytes]:
-        line = line.removesuffix(b"\r")
-        if len(line) > text.MAX_LINE_BYTES:
-            raise ValueError(f"the line has more than {text.MAX_LINE_BYTES} bytes, the maximum")
-        # Latin-1 maps each byte to one character, therefore it preserves text of any encoding.
-        values = self._values(line.decode("latin-1")) if line else [""]
-        if len(values) != len(header):
-            raise ValueError(
-                f"the line has {len(values)} columns; expected {len(header)}, separated by "
-                f"{self._schema.delimiter!r}"
-            )
-        return [value.encode("latin-1") for value in values]
-
-    def _values(self, line: str) -> list[str]:
-        rows = list(csv.reader([line], delimiter=self._schema.delimiter, strict=True))
-        return rows[0] if rows else [""]
+        values = self._format.parse(lines, header, self._schema.names())
+        parsed = convert(self._schema, values.columns)
+        if len(values.rows) == values.num_lines:
+            return parsed
+        is_good = np.zeros(values.num_lines, bool)
+        is_good[values.rows[parsed.is_good]] = True
+        of_values = {int(values.rows[row]): reason for row, reason in parsed.reasons.items()}
+        reasons = dict(sorted({**values.reasons, **of_values}.items()))
+        return ParsedRows(parsed.table, is_good, reasons)

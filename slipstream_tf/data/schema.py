@@ -6,7 +6,7 @@ A schema names the label, key and dense columns. It is read from a JSON file, fo
 {"label": {"column": "rating", "positive_from": 4},
  "keys": ["user", {"column": "genres", "separator": "|"}, {"column": "ad", "as": "integer"}],
  "dense": [{"column": "price", "transform": "log"}],
- "missing": ["", "NA"], "delimiter": ","}
+ "missing": ["", "NA"], "delimiter": ",", "quoting": "double", "escape": "\\\\"}
 ```
 """
 
@@ -22,7 +22,8 @@ from slipstream_tf._utils.errors import invalid, require_choice
 
 TEXT, INTEGER, HEX = "text", "integer", "hex"
 NONE, LOG = "none", "log"
-_SETTINGS = ("label", "keys", "dense", "missing", "delimiter", "columns")
+DOUBLE = "double"
+_SETTINGS = ("label", "keys", "dense", "missing", "delimiter", "quoting", "escape", "columns")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,10 @@ class Schema:
         positive_from: Labels of at least this value become 1, smaller labels become 0. None
             requires labels in [0, 1].
         missing: Texts that represent a missing value.
-        delimiter: Delimiter of text files, one character.
+        delimiter: Delimiter of text files, one or more characters.
+        quoting: `"double"` if values of text files may be within double quotes, or `"none"` if
+            quotes are ordinary characters.
+        escape: Character that makes the next character of a text file ordinary, or None.
         columns: Names of all columns, for text files without a header. None reads the names from
             the first line.
     """
@@ -77,6 +81,8 @@ class Schema:
     positive_from: float | None = None
     missing: tuple[str, ...] = ("",)
     delimiter: str = ","
+    quoting: str = DOUBLE
+    escape: str | None = None
     columns: tuple[str, ...] | None = None
 
     def names(self) -> tuple[str, ...]:
@@ -131,9 +137,17 @@ def parse_schema(values: Any) -> Schema:
     for entry in dense:
         require_choice("transform", entry.get("transform", NONE), (NONE, LOG), entry["column"])
     delimiter = _text("delimiter", values.get("delimiter", ","), "schema")
-    if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
-        allowed = "one ASCII character such as ',' or '\\t', but not '\"' or a line end"
+    if any(character in delimiter for character in '"\r\n\0\x1f') and delimiter != "\x1f":
+        allowed = "one or more characters such as ',', '\\t' or '::', without '\"' and line ends"
         raise invalid("delimiter", delimiter, "schema", allowed)
+    quoting, escape = values.get("quoting", DOUBLE), values.get("escape")
+    require_choice("quoting", quoting, (DOUBLE, NONE), "schema")
+    if escape is not None:
+        _text("escape", escape, "schema")
+        is_one = len(escape) == 1 and escape.isascii() and escape.isprintable()
+        if not is_one or escape == '"' or escape in delimiter:
+            allowed = "one ASCII character such as '\\\\', but not '\"' or part of the delimiter"
+            raise invalid("escape", escape, "schema", allowed)
     columns = None
     if values.get("columns") is not None:
         columns = tuple(_text("columns", v, "schema") for v in _list("columns", values["columns"]))
@@ -142,8 +156,17 @@ def parse_schema(values: Any) -> Schema:
         raise invalid("missing", missing, "schema", "a list of strings")
     fields = tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys)
     numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
-    name, missing = label["column"], tuple(missing)
-    schema = Schema(name, fields, numbers, positive_from, missing, delimiter, columns)
+    schema = Schema(
+        label["column"],
+        fields,
+        numbers,
+        positive_from,
+        tuple(missing),
+        delimiter,
+        quoting,
+        escape,
+        columns,
+    )
     _require_columns(schema)
     return schema
 

@@ -62,7 +62,8 @@ class ParsedRows:
         table: The well-formed rows. Label and dense columns are float32. Each categorical field is
             a column of int64 or of lists of int64.
         is_good: bool [rows of the block]: True for rows in `table`.
-        reasons: Errors of the malformed rows, by row of the block, ascending.
+        reasons: Errors of the malformed rows, by row of the block, ascending. A row that is in
+            neither `table` nor `reasons` is an empty line.
     """
 
     table: pa.Table

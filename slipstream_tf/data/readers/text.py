@@ -6,6 +6,7 @@ malformed. A line is regular, and suitable for the fast parser, if it has the ex
 columns, at most `MAX_LINE_BYTES` bytes and no carriage return.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import itertools
@@ -28,6 +29,7 @@ BLOCK_LINES = 1 << 16
 MAX_LINE_BYTES = 1 << 20
 DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)  # Errors of a damaged compressed file.
 NEWLINE = 10
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LineFormat(Protocol):
@@ -243,6 +245,8 @@ def binary_columns(
         used: Names of the columns to return.
         **options: Arguments of `pyarrow.csv.ParseOptions`, for example the delimiter.
     """
+    if block.startswith(_BYTE_ORDER_MARK):
+        block = _BYTE_ORDER_MARK + block  # Arrow skips a mark at the beginning of its input.
     # Read the block in one piece, because Arrow could split it within a line.
     read = pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1)
     parse = pa_csv.ParseOptions(ignore_empty_lines=False, **options)
@@ -257,12 +261,20 @@ def binary_columns(
     return [column.combine_chunks() for column in table.columns]
 
 
-def open_text(path: str) -> Any:
-    """Opens a text file for reading bytes.
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[Any]:
+    """Opens a text file for reading bytes after its byte order mark, if it has one.
 
     Files that end with .gz are decompressed.
     """
-    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+    with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as opened:
+        file: Any = opened
+        try:
+            if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
+                file.seek(0)
+        except DAMAGES:
+            file.seek(0)  # The caller's read fails again and reports the path.
+        yield file
 
 
 def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:

@@ -71,8 +71,8 @@ SCHEMA = {
         ("1,1,1,a g", "l is 'a g'; expected 1 to 15 hexadecimal digits or a missing value"),
         ("1,1,1", "3 columns; expected 4, separated by ','"),
         ("1,1,1,a,b", "5 columns"),
-        ("", "1 columns"),
-        ('1,1,1,"a', "unexpected end of data"),
+        (" ", "1 columns"),
+        ('1,1,1,"a', "quoted line break"),
         ("1,1,\r,a", ""),
     ],
 )
@@ -94,6 +94,28 @@ def test_quoted_values_contain_delimiters_and_quotes():
         result = parsed(schema, text, ("y", "title"))
         assert result.table["title"].to_pylist() == [hash_string(b'a, "b"'), hash_string(b"c")]
         assert bool(result.reasons) == bool(bad)
+
+
+def test_empty_lines_are_skipped_and_keep_their_numbers():
+    schema = {"label": "y", "keys": ["title"]}
+    for end in ("\n", "\r\n"):
+        lines = ["1,a", "", '0,"b" c', "", "2,d", ""]
+        result = parsed(schema, end.join(lines) + end, ("y", "title"))
+        assert result.table["title"].to_pylist() == [hash_string(b"a"), hash_string(b"b c")]
+        assert result.is_good.tolist() == [True, False, True, False, False, False]
+        assert list(result.reasons) == [4] and "y is '2'" in result.reasons[4]
+
+
+def test_quotes_escapes_and_long_delimiters_are_settings():
+    schema = {"label": "y", "keys": ["a", "b"], "quoting": "none", "delimiter": "::"}
+    result = parsed(schema, '1::"Big"::7" vinyl\n0::::"\n', ("y", "a", "b"))
+    words = [hash_string(word) for word in (b'"Big"', b'7" vinyl', b'"')]
+    assert result.table["a"].to_pylist() == [words[0], MISSING_KEY]
+    assert result.table["b"].to_pylist() == words[1:]
+    schema = {"label": "y", "keys": ["a"], "escape": "\\"}
+    result = parsed(schema, '1,"Say \\"hi, you\\""\n0,a\\,b\n', ("y", "a"))
+    expected = [hash_string(b'Say "hi, you"'), hash_string(b"a,b")]
+    assert result.table["a"].to_pylist() == expected
 
 
 def test_label_is_positive_from_threshold():

@@ -14,6 +14,8 @@ FULL = {
     "dense": ["age", {"column": "price", "transform": "log"}],
     "missing": ["", "NA"],
     "delimiter": "\t",
+    "quoting": "none",
+    "escape": "\\",
 }
 
 
@@ -29,12 +31,20 @@ def test_schema_with_all_settings_is_parsed(tmp_path):
     )
     assert schema.dense == (DenseColumn("age"), DenseColumn("price", "log"))
     assert (schema.missing, schema.delimiter, schema.columns) == (("", "NA"), "\t", None)
+    assert (schema.quoting, schema.escape) == ("none", "\\")
     assert schema.names() == ("stars", "age", "price", "user", "tags", "ad")
 
 
 def test_minimal_schema_is_parsed():
     schema = parse_schema({"label": "y", "keys": ["a"]})
     assert (schema.missing, schema.delimiter, schema.dense) == (("",), ",", ())
+    assert (schema.quoting, schema.escape) == ("double", None)
+
+
+@pytest.mark.parametrize("delimiter", [";", " ", "::", "¦", "\x1f", ", "])
+def test_delimiter_has_one_or_more_characters(delimiter):
+    schema = parse_schema({"label": "y", "keys": ["a"], "delimiter": delimiter})
+    assert schema.delimiter == delimiter
 
 
 @pytest.mark.parametrize(
@@ -50,7 +60,15 @@ def test_minimal_schema_is_parsed():
         ({"keys": [{"column": "user", "separator": ""}]}, "separator"),
         ({"dense": [{"column": "age", "transform": "log2"}]}, "log2"),
         ({"delimiter": '"'}, "delimiter"),
-        ({"delimiter": "::"}, "delimiter"),
+        ({"delimiter": "\n"}, "delimiter"),
+        ({"delimiter": '","'}, "delimiter"),
+        ({"delimiter": ":\x1f"}, "delimiter"),
+        ({"quoting": "single"}, "'double', 'none'"),
+        ({"quoting": None}, "quoting"),
+        ({"escape": '"'}, "escape"),
+        ({"escape": "\\\\"}, "escape"),
+        ({"escape": "\t"}, "escape"),
+        ({"escape": ":", "delimiter": "::"}, "escape"),
         ({"missing": "NA"}, "missing"),
         ({"missing": [None]}, "missing"),
         ({"columns": ["stars", "user"]}, "columns"),
