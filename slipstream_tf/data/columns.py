@@ -1,6 +1,6 @@
-"""Converts Arrow columns to labels, numbers and keys, according to a schema.
+"""Converts Arrow columns to labels, numbers and ids, according to a schema.
 
-Equal values of text and typed columns give the same keys as `ParquetReader` does.
+Reading the ids with `ParquetReader` gives the same keys as reading the columns themselves.
 """
 
 import math
@@ -14,18 +14,21 @@ import pyarrow.compute as pc
 from slipstream_tf._utils.errors import shown
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
-from slipstream_tf.data.readers.hashing import hash_strings, parse_hex, parse_integers
+from slipstream_tf.data.readers.hashing import parse_hex, parse_integers
 from slipstream_tf.data.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
 from slipstream_tf.data.sources import Columns, ParsedRows
-from slipstream_tf.data.spec import MISSING_KEY
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 # Per kind of key that is parsed as a number: the allowed texts and the base of the digits.
 _EXACT = {
     HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
-    INTEGER: (re.compile(rb"-?[0-9]{1,19}"), 10),
+    INTEGER: (re.compile(rb"[0-9]{1,20}|-[0-9]{1,19}"), 10),
 }
-_ALLOWED = {TEXT: "text", HEX: "1 to 15 hexadecimal digits", INTEGER: "a 64-bit integer"}
+_ALLOWED = {
+    TEXT: "text",
+    HEX: "1 to 15 hexadecimal digits",
+    INTEGER: "an integer of int64 or uint64",
+}
 
 
 def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
@@ -68,8 +71,8 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     """Converts the rows of a block to examples.
 
     A row is malformed if its label is missing, not a number or out of range, if a dense value is
-    not a number or not finite, or if a key cannot be parsed. Missing dense values become null.
-    Missing keys become `MISSING_KEY`.
+    not a number or not finite, or if a key cannot be parsed. Missing dense values and missing ids
+    become null.
 
     Args:
         schema: Meaning of the columns.
@@ -160,55 +163,44 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
 
 
 def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Converts a column to the keys of a field.
+    """Converts a column to the ids of a field.
 
-    Returns int64 [n] or lists of int64, and a mask of the malformed rows.
+    Returns int64 [n] or lists of int64, with nulls, and a mask of the malformed rows.
     """
     is_malformed = np.zeros(len(column), bool)
     if parquet.is_list(column.type):
-        values, splits = parquet.to_list_keys(pa.chunked_array([column]))
-        return _lists(values, splits), is_malformed
+        return parquet.to_list_ids(column), is_malformed
     if not _is_text_like(column.type):
-        return pa.array(parquet.to_keys(column)), is_malformed
+        return parquet.to_ids(column), is_malformed
     text = _as_binary(column, missing)
     if key.separator is None:
-        values, is_malformed = _text_keys(key.kind, text)
-        return pa.array(values), is_malformed
+        return _text_ids(key.kind, text)
     parts = pc.split_pattern(text, key.separator)
-    is_missing = text.is_null().to_numpy(zero_copy_only=False)
     lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
-    values, is_bad = _text_keys(key.kind, _as_binary(pc.list_flatten(parts), missing))
+    values, is_bad = _text_ids(key.kind, _as_binary(pc.list_flatten(parts), missing))
     is_malformed[np.repeat(np.arange(len(column)), lengths)[is_bad]] = True
-    # As in `ParquetReader`, a missing list becomes a list of one missing value.
-    values = np.insert(values, (np.cumsum(lengths) - lengths)[is_missing], MISSING_KEY)
-    splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, lengths))]).astype(np.int64)
-    return _lists(values, splits), is_malformed
+    return parquet.lists_of(values, lengths, text.is_null()), is_malformed
 
 
-def _lists(values: np.ndarray, splits: np.ndarray) -> pa.Array:
-    return pa.LargeListArray.from_arrays(pa.array(splits), pa.array(values)).cast(
-        pa.list_(pa.int64())
-    )
-
-
-def _text_keys(kind: str, text: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Converts text to int64 [n] keys.
+def _text_ids(kind: str, text: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Converts text to ids, int64 [n].
 
     Nulls are missing values. The second result is a mask of the malformed values.
     """
+    is_malformed = np.zeros(len(text), bool)
     if kind == TEXT:
-        return hash_strings(text), np.zeros(len(text), bool)
+        return parquet.to_ids(text), is_malformed
     is_missing = text.is_null().to_numpy(zero_copy_only=False)
     filled = pc.fill_null(text, b"")
     values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
-    values = np.where(is_missing, MISSING_KEY, values)
-    is_malformed = np.zeros(len(text), bool)
+    values = np.array(values)
     pattern, base = _EXACT[kind]
     for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():
         value = filled[row].as_py()
         parsed = int(value, base) if pattern.fullmatch(value) else None
-        if parsed is None or not -(1 << 63) <= parsed < 1 << 63:
+        if parsed is None or not -(1 << 63) <= parsed < 1 << 64:
             is_malformed[row] = True
         else:
-            values[row] = parsed
-    return values, is_malformed
+            # Unsigned integers of 2**63 and more keep their 64 bits, as in `parquet.to_ids`.
+            values[row] = parsed - (1 << 64) * (parsed >> 63 == 1)
+    return pa.array(values, mask=is_missing), is_malformed

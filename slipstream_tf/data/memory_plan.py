@@ -40,7 +40,7 @@ class FieldUse:
 
     Attributes:
         name: Name of the field and of its table.
-        rows: Number of distinct keys.
+        rows: Number of rows: distinct keys, and a row for missing values if there are any.
         lookups: Number of lookups of all keys in the training part.
         counts: int64 [n], lookups of the most used keys, in descending order. It may not cover all
             keys.
@@ -159,7 +159,8 @@ def read_uses(folder: str) -> list[FieldUse]:
     return [
         FieldUse(
             name,
-            int(field["keys"]),
+            # A missing value has a row, too.
+            int(field["keys"]) + bool(field["missing_share"]),
             int(field["lookups"]),
             counts[owner == numbers[name]] if name in numbers else np.empty(0, np.int64),
         )

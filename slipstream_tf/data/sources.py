@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream_tf.data.readers.base import is_in_part
+from slipstream_tf.data.spec import MISSING_KEY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class ParsedRows:
 
     Attributes:
         table: The well-formed rows. Label and dense columns are float32. Each categorical field is
-            a column of int64 or of lists of int64.
+            a column of int64 ids or of lists of ids, with null for missing values.
         is_good: bool [rows of the block]: True for rows in `table`.
         reasons: Errors of the malformed rows, by row of the block, ascending. A row that is in
             neither `table` nor `reasons` is an empty line.
@@ -174,10 +175,12 @@ def table_of(columns: Columns, label: np.ndarray, dense: Any, keys: np.ndarray) 
         columns: Names of the columns.
         label: [n].
         dense: [n, num_dense]. Ignored if there are no dense columns.
-        keys: int64 [n, fields].
+        keys: int64 [n, fields]. `MISSING_KEY` becomes null.
     """
     values = {columns.label: pa.array(label)}
-    for names, numbers in ((columns.dense, dense), (columns.keys, keys)):
-        for i, name in enumerate(names):
-            values[name] = pa.array(np.ascontiguousarray(numbers[:, i]))
+    for i, name in enumerate(columns.dense):
+        values[name] = pa.array(np.ascontiguousarray(dense[:, i]))
+    for i, name in enumerate(columns.keys):
+        column = np.ascontiguousarray(keys[:, i])
+        values[name] = pa.array(column, mask=column == MISSING_KEY)
     return pa.table(values)

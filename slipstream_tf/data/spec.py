@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 MISSING_KEY = -2
-"""Key of a missing categorical value. -1 is the padding of bags; other keys are values."""
+"""Key of a missing categorical value in a batch. In prepared folders it is null."""
 
 SKIPPABLE = "skippable"
 """Name of the feature, bool [batch], that is True if an example could have been skipped."""

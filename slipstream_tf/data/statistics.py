@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from slipstream_tf._utils import disk
 from slipstream_tf._utils.hashing import hash_keys
+from slipstream_tf.data.readers.parquet import to_keys, to_list_keys
 from slipstream_tf.data.spec import MISSING_KEY
 from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, max_candidates
 
@@ -158,14 +159,14 @@ def _smallest(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def field_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the keys of a column, int64 [total].
+    """Returns the keys of a column, int64 [total], as in batches.
 
     For a column of lists, the second result is their lengths, int64 [n], else None.
     """
     if not pa.types.is_list(column.type):
-        return column.to_numpy(), None
-    lengths = pc.list_value_length(column).cast(pa.int64()).to_numpy()
-    return pc.list_flatten(column).to_numpy(), lengths
+        return to_keys(column), None
+    keys, splits = to_list_keys(column)
+    return keys, np.diff(splits)
 
 
 def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray) -> dict[str, Any]:
@@ -179,17 +180,18 @@ def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray
     Returns:
         A dictionary with these entries:
 
-        - lookups: Total number of lookups.
-        - keys: Number of distinct keys (cardinality).
+        - lookups: Total number of lookups, including lookups of `MISSING_KEY`.
+        - keys: Number of distinct keys (cardinality), without `MISSING_KEY`.
         - is_exact: False if `keys` is an estimate and counts may be too low.
         - count_error: Maximum amount by which a count may be too low. Counts are never too high.
         - top_share: Fraction of the lookups that go to the most accessed 1% of the keys (at least
           one key). A lower bound if the counts are not exact. None without lookups.
         - missing_share: Fraction of the lookups with a missing value. None without lookups.
     """
-    cardinality = counts.cardinality()
-    top = key_counts[: math.ceil(cardinality * TOP_SHARE)].sum()
-    missing = key_counts[keys == MISSING_KEY].sum()
+    is_missing = keys == MISSING_KEY
+    cardinality = counts.cardinality() - int(is_missing.sum())
+    top = key_counts[~is_missing][: math.ceil(cardinality * TOP_SHARE)].sum()
+    missing = key_counts[is_missing].sum()
     return {
         "lookups": counts.lookups,
         "keys": cardinality,
@@ -256,7 +258,7 @@ def write_counts(
 ) -> None:
     """Writes counts.parquet with the columns field, key and count.
 
-    Rows are ordered by field, then by descending count, ties by key.
+    Rows are ordered by field, then by descending count, ties by key. `MISSING_KEY` becomes null.
 
     Args:
         folder: Folder for the file.
@@ -270,8 +272,9 @@ def write_counts(
         for field, (keys, counts) in zip(fields, counted, strict=True):
             for begin in range(0, len(keys), _GROUP_ROWS):
                 rows = slice(begin, begin + _GROUP_ROWS)
-                columns = [[field] * len(keys[rows]), keys[rows], counts[rows]]
-                writer.write_table(pa.table(list(map(pa.array, columns)), schema=_COUNTS_SCHEMA))
+                shown = pa.array(keys[rows], mask=keys[rows] == MISSING_KEY)
+                columns = [pa.array([field] * len(shown)), shown, pa.array(counts[rows])]
+                writer.write_table(pa.table(columns, schema=_COUNTS_SCHEMA))
 
 
 def read_statistics(folder: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Converts text to int64: parses numbers and hashes other text."""
+"""Converts text and integer ids to int64 keys."""
 
 import hashlib
 from typing import Any
@@ -30,6 +30,27 @@ def hash_string(value: bytes) -> int:
     """
     key = int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little", signed=True)
     return key if key not in (-1, MISSING_KEY) else key + (1 << 62)
+
+
+# (reserved key, key of an id of this value), see `keys_of_ids`.
+_MOVED = tuple((key, hash_string(b"%d" % key)) for key in (-1, MISSING_KEY))
+
+
+def keys_of_ids(ids: np.ndarray) -> np.ndarray:
+    """Returns the keys of integer ids in a batch.
+
+    An id is its own key. Only the ids -1 and -2 get other keys, the hashes of the texts "-1" and
+    "-2", because the keys -1 and -2 mean padding and missing.
+
+    Args:
+        ids: int64 of any shape. Ids of type uint64 have the int64 of the same 64 bits.
+    """
+    keys = ids
+    for reserved, moved in _MOVED:
+        is_reserved = ids == reserved
+        if is_reserved.any():
+            keys = np.where(is_reserved, moved, keys)
+    return keys
 
 
 def hash_strings(values: Any) -> np.ndarray:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from slipstream_tf._compat import record_batch_size
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.data.readers.base import BatchReader, Rows
-from slipstream_tf.data.readers.hashing import hash_strings
+from slipstream_tf.data.readers.hashing import hash_strings, keys_of_ids
 from slipstream_tf.data.spec import MISSING_KEY, DataSpec, require_columns
 
 ROWS_AT_ONCE = 32_768
@@ -57,8 +57,8 @@ class ParquetReader(BatchReader):
             label: Column of the label: numbers in [0, 1] or booleans.
             keys: Columns of the categorical fields: integers, booleans, text or lists. A missing
                 value, also within a list, becomes `MISSING_KEY`. A missing list becomes a list
-                with one `MISSING_KEY`; an empty list stays empty. The integers -1 and -2 mean
-                padding and missing.
+                with one `MISSING_KEY`; an empty list stays empty. Integers are their own keys,
+                except -1 and -2, see `hashing.keys_of_ids`.
             dense: Columns of numbers, used without a transformation. A missing number (null or NaN)
                 becomes -1.
             shuffle_seed: Seed of the file order. Pass e of this reader, from 0, reads the files in
@@ -319,20 +319,61 @@ def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
         return filled.astype(np.float32)
 
 
-def to_keys(column: Any) -> np.ndarray:
-    """Converts integers, booleans or text to int64 [n] keys.
+def to_ids(column: Any) -> pa.Array:
+    """Converts integers, booleans or text to ids, int64 [n].
 
-    Text is hashed. Nulls become `MISSING_KEY`.
+    Text is hashed. Nulls stay.
 
     Args:
         column: Arrow array or chunked array.
     """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if is_text(column.type):
-        return hash_strings(column)
+        is_missing = column.is_null().to_numpy(zero_copy_only=False)
+        return pa.array(hash_strings(column), mask=is_missing)
     # Unsigned integers of 2**63 and more wrap around, which keeps them distinct.
-    return np.asarray(pc.fill_null(column.cast(pa.int64(), safe=False), MISSING_KEY))
+    return column.cast(pa.int64(), safe=False)
+
+
+def to_keys(column: Any) -> np.ndarray:
+    """Converts integers, booleans or text to int64 [n] keys.
+
+    Text is hashed. Nulls become `MISSING_KEY`. Ids become keys by `keys_of_ids`.
+
+    Args:
+        column: Arrow array or chunked array.
+    """
+    ids = to_ids(column)
+    keys = keys_of_ids(pc.fill_null(ids, 0).to_numpy())
+    if not ids.null_count:
+        return keys
+    return np.where(ids.is_null().to_numpy(zero_copy_only=False), MISSING_KEY, keys)
+
+
+def to_list_ids(column: Any) -> pa.Array:
+    """Converts a column of lists to lists of ids, see `to_ids`. Null lists stay.
+
+    Args:
+        column: Arrow array.
+    """
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    return lists_of(to_ids(pc.list_flatten(column)), counts, column.is_null())
+
+
+def lists_of(values: pa.Array, counts: np.ndarray, is_missing: pa.Array) -> pa.Array:
+    """Returns lists of int64.
+
+    Args:
+        values: int64 [total], the values of all lists.
+        counts: int [n], lengths of the lists. Missing lists have the length 0.
+        is_missing: bool [n], which lists become null.
+    """
+    splits = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+    lists = pa.LargeListArray.from_arrays(splits, values, mask=is_missing)
+    return lists.cast(pa.list_(pa.int64()))
 
 
 def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

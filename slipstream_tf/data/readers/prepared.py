@@ -3,7 +3,8 @@
 A folder contains Parquet shards and a manifest, which describes their columns.
 
 Labels, dense values, keys, and the train and test parts are the same as from the reader of the
-original files.
+original files. Key columns contain ids: hashes of text, or the integers of the original files,
+where uint64 has the int64 of the same 64 bits. Missing values are null.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, ParquetReader
 from slipstream_tf.data.spec import PARTS
 
 MANIFEST = "prepared.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
 _NONE = type(None)

@@ -12,7 +12,6 @@ from slipstream_tf.data.line_source import CsvSource
 from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.parquet import ParquetReader
 from slipstream_tf.data.schema import parse_schema
-from slipstream_tf.data.spec import MISSING_KEY
 
 
 def parsed(schema, text: str, header: tuple[str, ...]):
@@ -40,10 +39,10 @@ def test_text_columns_of_every_kind_are_parsed():
         "y": [1.0, 0.0, 0.25],
         "age": [1.5, None, 20.0],
         "price": [float(np.float32(np.log(4))), -float(np.float32(np.log(2))), None],
-        "user": [hash_string(b"anna"), MISSING_KEY, hash_string("é".encode())],
-        "ad": [-7, MISSING_KEY, 2**63 - 1],
-        "site": [255, MISSING_KEY, 10],
-        "tags": [[x, y], [MISSING_KEY], [MISSING_KEY, x, MISSING_KEY]],
+        "user": [hash_string(b"anna"), None, hash_string("é".encode())],
+        "ad": [-7, None, 2**63 - 1],
+        "site": [255, None, 10],
+        "tags": [[x, y], None, [None, x, None]],
     }
 
 
@@ -61,9 +60,10 @@ SCHEMA = {
         ("2,1,1,a", "y is '2'; expected a number from 0 to 1 (or set `positive_from`"),
         (",1,1,a", "y is ''"),
         ("nan,1,1,a", "y is 'nan'"),
-        ("1,1.0,1,a", "k is '1.0'; expected a 64-bit integer or a missing value"),
+        ("1,1.0,1,a", "k is '1.0'; expected an integer of int64 or uint64 or a"),
         ("1,0x1,1,a", "k is '0x1'"),
-        ("1,9223372036854775808,1,a", "k is '9223372036854775808'"),
+        ("1,18446744073709551616,1,a", "k is '18446744073709551616'"),
+        ("1,-9223372036854775809,1,a", "k is '-9223372036854775809'"),
         ("1,1,inf,a", "n is 'inf'; expected a finite number or a missing value"),
         ("1,1,1e99,a", "n is '1e99'"),
         ("1,1, 1,a", "n is ' 1'"),
@@ -125,6 +125,15 @@ def test_label_is_positive_from_threshold():
     assert "y is 'x'; expected a finite number" in result.reasons[4]
 
 
+def test_integers_of_64_bits_are_ids():
+    ids = [-(2**63), -2, -1, 0, 2**63 - 1, 2**63, 2**64 - 1]
+    schema = {"label": "y", "keys": [{"column": "k", "as": "integer"}]}
+    result = parsed(schema, "".join(f"1,{i}\n" for i in ids), ("y", "k"))
+    assert not result.reasons
+    signed = np.array([i % 2**64 for i in ids], np.uint64).view(np.int64)
+    assert result.table["k"].to_pylist() == signed.tolist()
+
+
 def test_typed_columns_equal_parquet_reader(tmp_path):
     table = pa.table(
         {
@@ -133,7 +142,7 @@ def test_typed_columns_equal_parquet_reader(tmp_path):
             "big": pa.array([2**64 - 5, 1, None, 0], pa.uint64()),
             "word": pa.array(["a", None, "", "b"]).dictionary_encode(),
             "list": pa.array([["a"], None, [], ["b", None]]),
-            "numbers": pa.array([[1, 2], [3], None, []], pa.large_list(pa.int16())),
+            "numbers": pa.array([[-1, 2], [-2, None], None, []], pa.large_list(pa.int16())),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
@@ -144,15 +153,20 @@ def test_typed_columns_equal_parquet_reader(tmp_path):
     columns = {name: table[name].combine_chunks() for name in schema.names()}
     ours = convert(schema, columns)
     assert list(ours.reasons) == [2]
-    reader = ParquetReader(tmp_path / "a.parquet", 9, label="y", keys=keys, dense=["n"])
-    ((features, label),) = list(reader.dataset())
-    assert ours.table["y"].to_pylist() == label.numpy().tolist()
+    pq.write_table(ours.table, tmp_path / "b.parquet")
+    (mine, label), (features, expected) = (
+        next(iter(ParquetReader(path, 9, label="y", keys=keys, dense=["n"]).dataset()))
+        for path in (tmp_path / "b.parquet", tmp_path / "a.parquet")
+    )
+    assert label.numpy().tolist() == expected.numpy().tolist()
     # `convert` keeps missing numbers, because the reader replaces them later.
     assert ours.table["n"].to_pylist() == [1.0, None, 4.0]
     for name in keys:
-        theirs = features["keys"][name]
-        expected = theirs.to_list() if name in ("list", "numbers") else theirs.numpy().tolist()
-        assert ours.table[name].to_pylist() == expected
+        one, other = mine["keys"][name], features["keys"][name]
+        of_list = name in ("list", "numbers")
+        assert (one.to_list() if of_list else one.numpy().tolist()) == (
+            other.to_list() if of_list else other.numpy().tolist()
+        )
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,24 @@ def test_supported_key_types_are_read(tmp_path, kind):
     assert keys[:, 0].tolist() == expected
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
+def test_each_integer_has_its_own_key(tmp_path, kind):
+    """The ids that a batch reserves for padding and missing values get other keys."""
+    is_signed = pa.types.is_signed_integer(kind)
+    ids = [-(2**63), -3, -2, -1, 0, 2**63 - 1] if is_signed else [0, 2**63, 2**64 - 2, 2**64 - 1]
+    column = pa.array([*ids, None], kind)
+    lists = pa.array([[i, None] for i in [*ids, 0]], pa.list_(kind))
+    path = write(tmp_path / "a.parquet", click=[1.0] * len(column), k=column, bag=lists)
+    keys, _ = joined(ParquetReader(path, 9, label="click", keys=["k"]))
+    *known, missing = keys[:, 0].tolist()
+    assert missing == MISSING_KEY and len({*known, MISSING_KEY, -1}) == len(ids) + 2
+    signed = np.array([i % 2**64 for i in ids], np.uint64).view(np.int64).tolist()
+    moved = {-1: hash_string(b"-1"), -2: hash_string(b"-2")}
+    assert known == [moved.get(i, i) for i in signed]
+    features, _ = next(iter(ParquetReader(path, 9, label="click", keys=["bag"]).dataset()))
+    assert features["keys"]["bag"].to_list()[:-1] == [[key, MISSING_KEY] for key in known]
+
+
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list])
 def test_list_columns_become_ragged(tmp_path, make):
     tags = [[1, 2], [], None, [3, None], [4], []]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import gzip
 import json
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import slipstream_tf as slip
 from slipstream_tf.data import shards
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import OtherPreparation
@@ -136,6 +138,31 @@ def test_prepared_parquet_equals_reader(tmp_path, small_blocks, run_prepare):
             np.testing.assert_array_equal(one["dense"], other["dense"])
             np.testing.assert_array_equal(one["keys"]["word"], other["keys"]["word"])
             assert one["keys"]["bag"].to_list() == other["keys"]["bag"].to_list()
+
+
+def test_negative_ids_and_missing_values_have_rows(tmp_path, run_prepare):
+    """With the default padding key, -1, a layer allocates a row for the id -1 of prepared data."""
+    users, path = ("-2", "-1", "0", "1", "18446744073709551615", ""), tmp_path / "a.csv"
+    lines = [f"{i % 2},{users[i % 6]},x{i % 3}" for i in range(300)]
+    path.write_text("\n".join(["click,user,item", *lines]))
+    keys = [{"column": "user", "as": "integer"}, "item"]
+    schema = parse_schema({"label": "click", "keys": keys})
+    statistics = run_prepare(path, tmp_path / "out", schema=schema)
+    user = statistics["fields"]["user"]
+    # -1 and the largest uint64 have the same 64 bits.
+    assert (user["keys"], user["lookups"], user["missing_share"]) == (4, 300, 50 / 300)
+    assert statistics["fields"]["item"]["keys"] == 3
+    stored = pq.read_table(tmp_path / "out" / "train")["user"].to_pylist()
+    assert stored[:6] == [-2, -1, 0, 1, -1, None]
+    reader = PreparedReader(tmp_path / "out", 100)
+    layer = slip.keras.EmbeddingCollection(
+        [slip.Table(name, dim=2) for name in reader.spec.fields], slip.optimizers.Adagrad(0.1)
+    )
+    model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(reader.dataset().map(lambda features, label: (features["keys"], label)), verbose=0)
+    assert {name: len(layer.table(name)) for name in ("user", "item")} == {"user": 5, "item": 3}
+    assert len(layer.table("user").keys()) == 5
 
 
 class Broken(Exception):
