@@ -68,8 +68,8 @@ _FLAGS = {
              'Further entries: "delimiter" (default: ,), "quoting" ("none": quotes are ordinary '
              'characters), "escape" (for example a backslash) and "columns" (names, for files '
              'without a header). A label {"column": "stars", "positive_from": 4} is 1 from 4 stars '
-             'on. Text keys are hashed to 64 bits, unless "as" is "integer" or "hex": then they '
-             'are parsed'),
+             'on, and {"column": "action", "positive": ["buy"]} is 1 for the text "buy". Text keys '
+             'are hashed to 64 bits, unless "as" is "integer" or "hex": then they are parsed'),
         Flag("strict", None, "stop with an error at the first malformed line, instead of skipping "
              "and counting malformed lines"),
     ),

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from slipstream_tf._utils.errors import shown
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
-from slipstream_tf.data.readers.hashing import parse_hex, parse_integers
+from slipstream_tf.data.readers.hashing import parse_hex, parse_integers, signed
 from slipstream_tf.data.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
 from slipstream_tf.data.sources import Columns, ParsedRows
 
@@ -24,6 +24,7 @@ _EXACT = {
     HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
     INTEGER: (re.compile(rb"[0-9]{1,20}|-[0-9]{1,19}"), 10),
 }
+_TRUE, _FALSE = [b"true", b"True", b"TRUE"], [b"false", b"False", b"FALSE"]
 _ALLOWED = {
     TEXT: "text",
     HEX: "1 to 15 hexadecimal digits",
@@ -41,8 +42,14 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
     Raises:
         ValueError: If the type of a column does not fit its use.
     """
+    label = types[schema.label]
+    if schema.positive and not (_is_text_like(label) or parquet.is_integer_or_boolean(label)):
+        raise ValueError(
+            f"Column {schema.label!r} has the type {label}. Expected text, integers or booleans "
+            "for a label with `positive`."
+        )
     for name in (schema.label, *(dense.column for dense in schema.dense)):
-        if not (parquet.is_text(types[name]) or parquet.is_number(types[name])):
+        if not (_is_text_like(types[name]) or parquet.is_number(types[name])):
             raise ValueError(
                 f"Column {name!r} has the type {types[name]}. Expected numbers, booleans, or text "
                 "that contains numbers, for a label or dense column."
@@ -53,8 +60,7 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
         of_list = parquet.is_list(kind)
         if not parquet.is_key(kind.value_type if of_list else kind):
             raise ValueError(
-                f"Column {key.column!r} has the type {kind}. Expected integers, booleans, text, "
-                "bytes, or lists of these, for a key column."
+                f"Column {key.column!r} has the type {kind}. Expected {parquet.KEY_TYPES}."
             )
         if not (_is_text_like(kind) or (key.kind == TEXT and key.separator is None)):
             raise ValueError(
@@ -92,13 +98,8 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
             reasons.setdefault(row, f"{name} is {shown(value)}; expected {allowed}")
 
     text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
-    label, is_malformed = _numbers(columns[schema.label], text_missing)
-    if schema.positive_from is None:
-        allowed = "a number from 0 to 1 (or set `positive_from` in the schema)"
-        refuse(schema.label, ~((label >= 0) & (label <= 1)), allowed)
-    else:
-        refuse(schema.label, ~np.isfinite(label), "a finite number")
-        label = (label >= schema.positive_from).astype(np.float32)
+    label, allowed = _labels(schema, columns[schema.label], text_missing)
+    refuse(schema.label, np.isnan(label), allowed)
     result = {schema.label: pa.array(label)}
     for dense in schema.dense:
         values, is_malformed = _numbers(columns[dense.column], text_missing)
@@ -109,7 +110,10 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
         result[dense.column] = pa.array(values, from_pandas=True)
     for key in schema.keys:
         keys, is_malformed = _keys(key, columns[key.column], text_missing)
-        refuse(key.column, is_malformed, f"{_ALLOWED[key.kind]} or a missing value")
+        allowed = _ALLOWED[key.kind]
+        if not _is_text_like(columns[key.column].type):
+            allowed = parquet.ALLOWED_IDS
+        refuse(key.column, is_malformed, f"{allowed} or a missing value")
         result[key.column] = keys
     table = pa.table(result)
     is_good = np.ones(num_rows, bool)
@@ -136,6 +140,38 @@ def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
     else:
         is_missing = pc.is_in(column, value_set=missing)
     return pc.if_else(is_missing, pa.scalar(None, pa.binary()), column)
+
+
+def _labels(schema: Schema, column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, str]:
+    """Converts the label column.
+
+    Returns float32 [n] in [0, 1], NaN for malformed labels, and a description of the allowed
+    values.
+    """
+    if _is_text_like(column.type):
+        column = _as_binary(column, missing)
+    if schema.positive:
+        text = column.cast(pa.string()) if parquet.is_integer_or_boolean(column.type) else column
+        positive = pa.array([value.encode() for value in schema.positive], pa.binary())
+        is_positive = pc.is_in(text.cast(pa.binary()), value_set=positive)
+        label = is_positive.to_numpy(zero_copy_only=False).astype(np.float32)
+        return np.where(_nulls(text), np.float32(np.nan), label), "a value"
+    if _is_text_like(column.type):
+        is_true, is_false = (pc.is_in(column, value_set=pa.array(v)) for v in (_TRUE, _FALSE))
+        column = pc.if_else(is_true, b"1", pc.if_else(is_false, b"0", column))
+    label, _ = _numbers(column, missing)
+    if schema.positive_from is None:
+        allowed = (
+            "a number from 0 to 1, or a boolean. For ratings or -1 and 1 set `positive_from`, for "
+            "text set `positive` in the schema"
+        )
+        return np.where((label >= 0) & (label <= 1), label, np.float32(np.nan)), allowed
+    label = np.where(np.isfinite(label), label >= schema.positive_from, np.nan)
+    return label.astype(np.float32), "a finite number. For text set `positive` in the schema"
+
+
+def _nulls(column: pa.Array) -> np.ndarray:
+    return column.is_null().to_numpy(zero_copy_only=False)
 
 
 def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -167,14 +203,13 @@ def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array
 
     Returns int64 [n] or lists of int64, with nulls, and a mask of the malformed rows.
     """
-    is_malformed = np.zeros(len(column), bool)
-    if parquet.is_list(column.type):
-        return parquet.to_list_ids(column), is_malformed
-    if not _is_text_like(column.type):
-        return parquet.to_ids(column), is_malformed
+    if parquet.is_list(column.type) or not _is_text_like(column.type):
+        ids = (parquet.to_list_ids if parquet.is_list(column.type) else parquet.to_ids)(column)
+        return ids, parquet.have_malformed_ids(column)
     text = _as_binary(column, missing)
     if key.separator is None:
         return _text_ids(key.kind, text)
+    is_malformed = np.zeros(len(column), bool)
     parts = pc.split_pattern(text, key.separator)
     lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
     values, is_bad = _text_ids(key.kind, _as_binary(pc.list_flatten(parts), missing))
@@ -190,17 +225,16 @@ def _text_ids(kind: str, text: pa.Array) -> tuple[pa.Array, np.ndarray]:
     is_malformed = np.zeros(len(text), bool)
     if kind == TEXT:
         return parquet.to_ids(text), is_malformed
-    is_missing = text.is_null().to_numpy(zero_copy_only=False)
+    is_missing = _nulls(text)
     filled = pc.fill_null(text, b"")
     values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
     values = np.array(values)
     pattern, base = _EXACT[kind]
     for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():
         value = filled[row].as_py()
-        parsed = int(value, base) if pattern.fullmatch(value) else None
-        if parsed is None or not -(1 << 63) <= parsed < 1 << 64:
+        parsed = signed(int(value, base)) if pattern.fullmatch(value) else None
+        if parsed is None:
             is_malformed[row] = True
         else:
-            # Unsigned integers of 2**63 and more keep their 64 bits, as in `parquet.to_ids`.
-            values[row] = parsed - (1 << 64) * (parsed >> 63 == 1)
+            values[row] = parsed
     return pa.array(values, mask=is_missing), is_malformed

@@ -33,8 +33,8 @@ class KeyColumn:
     Attributes:
         column: Name of the column.
         kind: Conversion of text to keys (`"as"` in the file). `"text"` hashes to 64 bits, as
-            `ParquetReader` does. `"integer"` and `"hex"` parse the number. Integer columns of
-            Parquet files are used as keys without conversion.
+            `ParquetReader` does. `"integer"` and `"hex"` parse the number. Other columns of
+            Parquet files are converted by `parquet.to_ids`.
         separator: Separator between the values of a list, or None if the text is one value.
     """
 
@@ -65,7 +65,9 @@ class Schema:
         keys: The categorical fields, in the order of the key columns.
         dense: The columns of numbers.
         positive_from: Labels of at least this value become 1, smaller labels become 0. None
-            requires labels in [0, 1].
+            requires labels in [0, 1], or `positive`.
+        positive: Texts that become 1; other labels become 0. For columns of integers or booleans,
+            the text of the value, for example "2" or "true". Empty if labels are numbers.
         missing: Texts that represent a missing value.
         delimiter: Delimiter of text files, one or more characters.
         quoting: `"double"` if values of text files may be within double quotes, or `"none"` if
@@ -84,6 +86,7 @@ class Schema:
     quoting: str = DOUBLE
     escape: str | None = None
     columns: tuple[str, ...] | None = None
+    positive: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of the used columns: label, dense columns, keys."""
@@ -117,13 +120,20 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
 def parse_schema(values: Any) -> Schema:
     """Converts a JSON object to a schema; see `read_schema`."""
     values = _known("schema", values, _SETTINGS, ("label", "keys"))
-    label = _entry("label", values["label"], ("column", "positive_from"))
+    label = _entry("label", values["label"], ("column", "positive_from", "positive"))
     positive_from = label.get("positive_from")
     if positive_from is not None:
         is_number = isinstance(positive_from, (int, float)) and not isinstance(positive_from, bool)
         # Rejects infinities, and integers that are too large for a float.
         if not (is_number and abs(positive_from) <= sys.float_info.max):
             raise invalid("positive_from", positive_from, "`label`", "a finite number")
+    positive = label.get("positive", [])
+    if "positive" in label and not (_is_texts(positive) and positive):
+        allowed = 'a list of texts, for example ["buy"]'
+        raise invalid("positive", positive, "`label`", allowed)
+    if positive and positive_from is not None:
+        allowed = "either `positive` for texts or `positive_from` for numbers"
+        raise invalid("label", label, "schema", allowed)
     keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
     dense = [
         _entry("dense", v, ("column", "transform")) for v in _list("dense", values.get("dense", []))
@@ -152,7 +162,7 @@ def parse_schema(values: Any) -> Schema:
     if values.get("columns") is not None:
         columns = tuple(_text("columns", v, "schema") for v in _list("columns", values["columns"]))
     missing = _list("missing", values.get("missing", [""]))
-    if not all(isinstance(value, str) and _is_text(value) for value in missing):
+    if not _is_texts(missing):
         raise invalid("missing", missing, "schema", "a list of strings")
     fields = tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys)
     numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
@@ -160,12 +170,13 @@ def parse_schema(values: Any) -> Schema:
         label["column"],
         fields,
         numbers,
-        positive_from,
-        tuple(missing),
-        delimiter,
-        quoting,
-        escape,
-        columns,
+        positive_from=positive_from,
+        positive=tuple(positive),
+        missing=tuple(missing),
+        delimiter=delimiter,
+        quoting=quoting,
+        escape=escape,
+        columns=columns,
     )
     _require_columns(schema)
     return schema
@@ -215,6 +226,11 @@ def _text(setting: str, value: Any, place: str) -> str:
     if not isinstance(value, str) or not value or not _is_text(value):
         raise invalid(setting, value, place, "a non-empty string")
     return value
+
+
+def _is_texts(values: Any) -> bool:
+    is_list = isinstance(values, list)
+    return is_list and all(isinstance(value, str) and _is_text(value) for value in values)
 
 
 def _is_text(value: str) -> bool:

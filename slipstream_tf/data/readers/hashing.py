@@ -74,6 +74,13 @@ def hash_strings(values: Any) -> np.ndarray:
     return keys[indices]
 
 
+def signed(value: int) -> int | None:
+    """Returns the int64 with the bits of an int64 or uint64, or None for other integers."""
+    if not -(1 << 63) <= value < 1 << 64:
+        return None
+    return value - (1 << 64) * (value >= 1 << 63)
+
+
 def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Parses hexadecimal values of 8 digits, the form in Criteo's files.
 

@@ -1,6 +1,6 @@
 """Streams Parquet files or folders into batches.
 
-Key columns contain integers or text. Text is hashed (`hashing.hash_strings`). If a column contains
+Key columns contain ids or text, see `to_ids`. If a column contains
 lists, the keys are a dictionary by field, with a RaggedTensor for each column of lists.
 """
 
@@ -18,10 +18,16 @@ import tensorflow as tf
 from slipstream_tf._compat import record_batch_size
 from slipstream_tf._utils.errors import invalid, require_integer
 from slipstream_tf.data.readers.base import BatchReader, Rows
-from slipstream_tf.data.readers.hashing import hash_strings, keys_of_ids
+from slipstream_tf.data.readers.hashing import hash_strings, keys_of_ids, signed
 from slipstream_tf.data.spec import MISSING_KEY, DataSpec, require_columns
 
 ROWS_AT_ONCE = 32_768
+KEY_TYPES = (
+    "integers, numbers without a fraction, booleans, dates, times, text, bytes, or lists of these, "
+    "for a key column"
+)
+ALLOWED_IDS = "a 64-bit integer (if the numbers are floats: at most 2**53, the exact integers)"
+_MAX_FLOAT_ID = float(1 << 53)
 _MISSING_DENSE = np.float32(-1.0)
 
 
@@ -55,7 +61,7 @@ class ParquetReader(BatchReader):
                 files.
             batch_size: Number of examples in a batch.
             label: Column of the label: numbers in [0, 1] or booleans.
-            keys: Columns of the categorical fields: integers, booleans, text or lists. A missing
+            keys: Columns of the categorical fields: types of `to_ids`, or lists of these. A missing
                 value, also within a list, becomes `MISSING_KEY`. A missing list becomes a list
                 with one `MISSING_KEY`; an empty list stays empty. Integers are their own keys,
                 except -1 and -2, see `hashing.keys_of_ids`.
@@ -116,7 +122,7 @@ class ParquetReader(BatchReader):
 
     def _check_types(self) -> None:
         numbers = "integers, floating-point numbers or booleans, for a label or dense column."
-        keys = "integers, booleans, text, bytes, or lists of these, for a key column."
+        keys = f"{KEY_TYPES}."
         for name in (self._label, *self._dense, *self._keys):
             kind = self._type(name)
             is_of_keys = name in self._keys
@@ -184,16 +190,18 @@ class ParquetReader(BatchReader):
             table, rows = table.filter(pa.array(is_wanted)), rows[is_wanted]
         label = to_numbers(table[self._label], np.nan)
         is_good = (label >= 0) & (label <= 1)
-        reasons = [(self._label, label, ~is_good, "expected a number from 0 to 1")]
+        reasons = [(self._label, ~is_good, "a number from 0 to 1")]
         for name in self._dense:
-            value = to_numbers(table[name], 0.0)
-            reasons.append(
-                (name, value, np.isinf(value), "expected a finite number or a missing value")
-            )
-            is_good &= np.isfinite(value) | np.isnan(value)
+            is_bad = np.isinf(to_numbers(table[name], 0.0))
+            reasons.append((name, is_bad, "a finite number or a missing value"))
+            is_good &= ~is_bad
+        for name in self._keys:
+            is_bad = have_malformed_ids(table[name])
+            reasons.append((name, is_bad, f"{ALLOWED_IDS} or a missing value"))
+            is_good &= ~is_bad
         for i in np.flatnonzero(~is_good):
-            name, value, _, allowed = next(reason for reason in reasons if reason[2][i])
-            text = f"{name} is {table[name][int(i)].as_py()}; {allowed}"
+            name, _, allowed = next(reason for reason in reasons if reason[1][i])
+            text = f"{name} is {table[name][int(i)].as_py()}; expected {allowed}"
             self.bad_lines.add(fragment.path, int(rows[i]) - begin + 1, text)
         return table if is_good.all() else table.filter(pa.array(is_good))
 
@@ -287,7 +295,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 def is_number(kind: pa.DataType) -> bool:
     """Returns whether a type is allowed for labels and dense columns."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return is_integer_or_boolean(kind) or _has_fractions(kind)
+
+
+def is_integer_or_boolean(kind: pa.DataType) -> bool:
+    """Returns whether a type is an integer type or the boolean type."""
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -300,8 +313,13 @@ def is_text(kind: pa.DataType) -> bool:
 def is_key(kind: pa.DataType) -> bool:
     """Returns whether a type is allowed for keys, or for list elements."""
     if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind)
+        return is_integer_or_boolean(kind.value_type) or is_text(kind.value_type)
+    is_time = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    return is_number(kind) or is_text(kind) or is_time
+
+
+def _has_fractions(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
@@ -320,9 +338,13 @@ def to_numbers(column: pa.ChunkedArray, null: float) -> np.ndarray:
 
 
 def to_ids(column: Any) -> pa.Array:
-    """Converts integers, booleans or text to ids, int64 [n].
+    """Converts integers, floats, decimals, booleans, dates, times or text to ids, int64 [n].
 
-    Text is hashed. Nulls stay.
+    Integers of uint64 keep their 64 bits. Floats and decimals must be integers. The id of a date is
+    the number of days since 1970, and the id of a timestamp the number of microseconds, without the
+    time zone. Times and durations are integers in their own unit. Text is hashed.
+
+    Nulls and NaN become null, and so do malformed ids, see `have_malformed_ids`.
 
     Args:
         column: Arrow array or chunked array.
@@ -334,14 +356,31 @@ def to_ids(column: Any) -> pa.Array:
     if is_text(column.type):
         is_missing = column.is_null().to_numpy(zero_copy_only=False)
         return pa.array(hash_strings(column), mask=is_missing)
+    types, kind = pa.types, column.type
+    if types.is_floating(kind):
+        numbers = pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy()
+        is_id = (np.floor(numbers) == numbers) & (np.abs(numbers) <= _MAX_FLOAT_ID)
+        return pa.array(np.where(is_id, numbers, 0).astype(np.int64), mask=~is_id)
+    if types.is_decimal(kind):
+        encoded = column.dictionary_encode()
+        numbers = encoded.dictionary.to_pylist()
+        distinct = [signed(int(n)) if n == int(n) else None for n in numbers]
+        return pa.array(distinct, pa.int64()).take(encoded.indices)
+    if types.is_date(kind):
+        column = column.cast(pa.date32()).cast(pa.int32())
+    elif types.is_timestamp(kind):
+        # One unit, so that files with other units give the same ids.
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    elif types.is_time32(kind):
+        column = column.cast(pa.int32())
     # Unsigned integers of 2**63 and more wrap around, which keeps them distinct.
     return column.cast(pa.int64(), safe=False)
 
 
 def to_keys(column: Any) -> np.ndarray:
-    """Converts integers, booleans or text to int64 [n] keys.
+    """Converts a column to keys, int64 [n].
 
-    Text is hashed. Nulls become `MISSING_KEY`. Ids become keys by `keys_of_ids`.
+    Values become ids by `to_ids`, and ids become keys by `keys_of_ids`. Nulls become `MISSING_KEY`.
 
     Args:
         column: Arrow array or chunked array.
@@ -351,6 +390,28 @@ def to_keys(column: Any) -> np.ndarray:
     if not ids.null_count:
         return keys
     return np.where(ids.is_null().to_numpy(zero_copy_only=False), MISSING_KEY, keys)
+
+
+def have_malformed_ids(column: Any) -> np.ndarray:
+    """Returns which rows have a float or decimal that is no id, bool [n].
+
+    Args:
+        column: Arrow array or chunked array of ids or lists of ids.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    of_list = is_list(column.type)
+    if not _has_fractions(column.type.value_type if of_list else column.type):
+        return np.zeros(len(column), bool)
+    values = pc.list_flatten(column) if of_list else column
+    is_missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))
+    is_bad = pc.and_not(to_ids(values).is_null(), is_missing).to_numpy(zero_copy_only=False)
+    if not of_list:
+        return is_bad
+    result = np.zeros(len(column), bool)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    result[np.repeat(np.arange(len(column)), lengths)[is_bad]] = True
+    return result
 
 
 def to_list_ids(column: Any) -> pa.Array:

@@ -57,7 +57,8 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("2,1,1,a", "y is '2'; expected a number from 0 to 1 (or set `positive_from`"),
+        ("2,1,1,a", "y is '2'; expected a number from 0 to 1, or a boolean. For ratings or -1 and"),
+        ("-1,1,1,a", "set `positive_from`, for text set `positive` in the schema"),
         (",1,1,a", "y is ''"),
         ("nan,1,1,a", "y is 'nan'"),
         ("1,1.0,1,a", "k is '1.0'; expected an integer of int64 or uint64 or a"),
@@ -125,6 +126,34 @@ def test_label_is_positive_from_threshold():
     assert "y is 'x'; expected a finite number" in result.reasons[4]
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"buy", b"view", b"", None, b"cart", b"Buy"]),
+        pa.array(["buy", "view", "", None, "cart", "Buy"]).dictionary_encode(),
+        pa.array([7, 1, None, None, -1, 8]),
+    ],
+)
+def test_texts_of_label_are_positive(column):
+    positive = ["7", "-1"] if pa.types.is_integer(column.type) else ["buy", "cart"]
+    schema = parse_schema({"label": {"column": "y", "positive": positive}, "keys": ["k"]})
+    columns_of(schema, {"y": column.type, "k": pa.int64()})
+    result = convert(schema, {"y": column, "k": pa.array(range(6))})
+    assert result.table["y"].to_pylist() == [1, 0, 1, 0]
+    assert list(result.reasons) == [2, 3] and "expected a value" in result.reasons[3]
+
+
+def test_booleans_are_labels():
+    result = parsed({"label": "y", "keys": ["k"]}, "True,1\nfalse,2\n0,3\nyes,4\n", ("y", "k"))
+    assert result.table["y"].to_pylist() == [1, 0, 0]
+    assert "for text set `positive`" in result.reasons[3]
+    typed = {"y": pa.array([True, False]), "k": pa.array([1, 2])}
+    for label in ("y", {"column": "y", "positive": ["true"]}):
+        assert convert(parse_schema({"label": label, "keys": ["k"]}), typed).table[
+            "y"
+        ].to_pylist() == [1, 0]
+
+
 def test_integers_of_64_bits_are_ids():
     ids = [-(2**63), -2, -1, 0, 2**63 - 1, 2**63, 2**64 - 1]
     schema = {"label": "y", "keys": [{"column": "k", "as": "integer"}]}
@@ -173,7 +202,8 @@ def test_typed_columns_equal_parquet_reader(tmp_path):
     ("schema", "named"),
     [
         ({"label": "day", "keys": ["k"]}, "'day' has the type date"),
-        ({"label": "k", "keys": ["n"]}, "'n' has the type double"),
+        ({"label": {"column": "n", "positive": ["1"]}, "keys": ["k"]}, "'n' has the type double"),
+        ({"label": "k", "keys": ["both"]}, "'both' has the type struct"),
         (
             {"label": "n", "keys": [{"column": "k", "as": "hex"}]},
             "Expected text for a key with `as`",
@@ -181,6 +211,6 @@ def test_typed_columns_equal_parquet_reader(tmp_path):
     ],
 )
 def test_unsupported_types_raise(schema, named):
-    types = {"day": pa.date32(), "k": pa.int64(), "n": pa.float64()}
+    types = {"day": pa.date32(), "k": pa.int64(), "n": pa.float64(), "both": pa.struct([])}
     with pytest.raises(ValueError, match=named):
         columns_of(parse_schema(schema), types)

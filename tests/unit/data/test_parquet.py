@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import math
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from slipstream_tf.data.columns import columns_of, convert
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.parquet import ParquetReader
+from slipstream_tf.data.schema import parse_schema
 from slipstream_tf.data.spec import MISSING_KEY, BadLineError
 
 
@@ -143,6 +149,53 @@ def test_each_integer_has_its_own_key(tmp_path, kind):
     assert features["keys"]["bag"].to_list()[:-1] == [[key, MISSING_KEY] for key in known]
 
 
+DAY, MOMENT = datetime.date(1970, 1, 4), datetime.datetime(1970, 1, 1, 0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected", "malformed"),
+    [
+        (pa.float64(), [5.0, -3.0, None, math.nan, 2.0**53], [5, -3, None, None, 2**53], 1.5),
+        (pa.float32(), [5.0, -0.0], [5, 0], 2.0**60),
+        (pa.float64(), [0.0], [0], math.inf),
+        (pa.decimal128(22, 2), [7, -(2**63), 2**64 - 3, None], [7, -(2**63), -3, None], 2**64),
+        (pa.decimal128(22, 2), [1], [1], decimal.Decimal("1.25")),
+        (pa.date32(), [DAY, None], [3, None], None),
+        (pa.date64(), [DAY], [3], None),
+        (pa.timestamp("s"), [MOMENT, None], [2_000_000, None], None),
+        (pa.timestamp("ns", "Europe/Berlin"), [MOMENT], [2_000_000], None),
+        (pa.time32("s"), [datetime.time(0, 0, 9)], [9], None),
+        (pa.time64("us"), [datetime.time(0, 0, 9)], [9_000_000], None),
+        (pa.duration("ms"), [datetime.timedelta(seconds=9)], [9_000], None),
+    ],
+)
+def test_numbers_and_times_are_ids(tmp_path, kind, values, expected, malformed):
+    """Malformed ids are skipped and counted, alone and in lists."""
+    given = values if malformed is None else [*values, malformed]
+    click = [1] * len(given)
+    bags = pa.array([[value, value] for value in given], pa.list_(kind))
+    path = write(tmp_path / "a.parquet", click=click, k=pa.array(given, kind), bag=bags)
+    expected = [MISSING_KEY if key is None else key for key in expected]
+    for name, keys in (("k", expected), ("bag", [[key, key] for key in expected])):
+        reader = ParquetReader(path, 9, label="click", keys=[name])
+        ((features, _),) = list(reader.dataset())
+        if name == "k":
+            assert features["keys"].numpy()[:, 0].tolist() == keys
+        else:
+            assert features["keys"]["bag"].to_list() == keys
+        assert reader.bad_lines.count == (malformed is not None)
+        if malformed is not None:
+            assert f":{len(given)}: {name} is " in reader.bad_lines.first
+            assert "expected a 64-bit integer" in reader.bad_lines.first
+        schema = parse_schema({"label": "click", "keys": [name]})
+        table = pq.read_table(path)
+        columns_of(schema, {field.name: field.type for field in table.schema})
+        columns = {name: table[name].combine_chunks() for name in ("click", name)}
+        assert convert(schema, columns).is_good.tolist() == [True] * len(values) + [False] * (
+            len(given) - len(values)
+        )
+
+
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list])
 def test_list_columns_become_ragged(tmp_path, make):
     tags = [[1, 2], [], None, [3, None], [4], []]
@@ -205,8 +258,9 @@ def test_errors_name_file_and_column(tmp_path):
         ValueError, match=r"the column 'user' is missing.*\['click', 'row', 'price'\]"
     ):
         ParquetReader(path, 5, label="click", keys=["user"])
-    with pytest.raises(ValueError, match=r"'price' has the type double.*integers, booleans, text"):
-        ParquetReader(path, 5, label="click", keys=["price"])
+    both = write(tmp_path / "both.parquet", click=[0, 1], k=[{"a": 1}, {"a": 2}])
+    with pytest.raises(ValueError, match=r"'k' has the type struct.*booleans, dates, times, text"):
+        ParquetReader(both, 5, label="click", keys=["k"])
     with pytest.raises(ValueError, match=r"`keys`: 'row'.*each column only once"):
         ParquetReader(path, 5, label="row", keys=["row"])
     with pytest.raises(ValueError, match=r"`keys`: 'row'.*a sequence"):

@@ -52,6 +52,9 @@ def test_delimiter_has_one_or_more_characters(delimiter):
     [
         ({"label": None}, "label"),
         ({"label": {"column": "y", "positive_from": "4"}}, "positive_from"),
+        ({"label": {"column": "y", "positive": "buy"}}, "positive"),
+        ({"label": {"column": "y", "positive": []}}, "positive"),
+        ({"label": {"column": "y", "positive": ["1"], "positive_from": 1}}, "either `positive`"),
         ({"keys": []}, "keys"),
         ({"keys": "user"}, "keys"),
         ({"keys": ["user", "user"]}, "each column only once"),
