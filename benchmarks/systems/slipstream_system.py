@@ -138,9 +138,10 @@ def model_of(ways: Sequence[str], task: Task, embeddings: Any, comm: Any) -> Any
     """Returns the compiled model of a variant; see `tables_of` for the arguments."""
     settings = task.settings
     kind: Any = type("HotlineDLRM", (Hotline, DLRM), {}) if "hotline" in ways else DLRM
+    # The other systems have no vector for first-order terms.
     model = kind(
         embeddings, task.numbers, settings["bottom"] or (1,), settings["top"],
-        returns_logits=True, dtype=embeddings.dtype_policy,
+        returns_logits=True, first_order=False, dtype=embeddings.dtype_policy,
     )  # fmt: skip
     optimizer: Any = keras.optimizers.Adam(settings["rate"])
     if comm is not None:

@@ -27,8 +27,7 @@ class DotsModel(ClickModel):
 
     Attributes:
         dim: Dimension of the tables.
-        num_vectors: Number of vectors in the dot products: the features and the output of the
-            bottom MLP.
+        num_vectors: Number of vectors per example: the features and the output of the bottom MLP.
 
     Raises:
         ValueError: The widths do not match, or the tables have different dimensions.
@@ -86,7 +85,11 @@ class DLRM(DotsModel):
 
     The model takes the dot products of all pairs among the embeddings and the output of the bottom
     MLP, each pair once. The top MLP receives these dot products and the output of the bottom MLP.
-    Call `keras.utils.set_random_seed` before the constructor for reproducible weights.
+    Without numeric features, a trainable vector replaces the output of the bottom MLP in the dot
+    products. Its dot product with an embedding is a first-order term, the effect of a single key.
+    Products of two embeddings alone start near 0, and so do their gradients. Such a model learns
+    slowly or not at all. Call `keras.utils.set_random_seed` before the constructor for
+    reproducible weights.
 
     Example:
 
@@ -104,6 +107,8 @@ class DLRM(DotsModel):
         top: Widths of the top MLP. The last width is 1, the logit.
         dropout: Dropout rate after each hidden layer of the top MLP, in [0, 1).
         returns_logits: Whether the model returns logits instead of probabilities.
+        first_order: Whether a model without numeric features has the trainable vector. False
+            gives only the dot products of embeddings.
         **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
             trainable).
 
@@ -120,22 +125,40 @@ class DLRM(DotsModel):
         top: Sequence[int] = (512, 256, 1),
         dropout: float = 0.0,
         returns_logits: bool = False,
+        first_order: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(embeddings, dense_features, bottom, top, dropout, returns_logits, **kwargs)
+        if not isinstance(first_order, bool):
+            raise invalid("first_order", first_order, "DLRM", "True or False")
+        self.first_order = first_order
+        self.vector = None
+        if self.first_order and not dense_features:
+            # Values of about 1, as in the output of a bottom MLP. With smaller values, the rows
+            # learn too slowly in a single pass.
+            normal = keras.initializers.RandomNormal(0.0, 1.0)
+            self.vector = self.add_weight(name="vector", shape=(self.dim,), initializer=normal)
+            self.num_vectors += 1
         if self.num_vectors < 2:
-            allowed = "at least two features, or dense_features >= 1, to have a pair of vectors"
+            allowed = "at least two features, dense_features >= 1, or first_order=True"
             raise invalid("embeddings", [embeddings.specs[0].name], "DLRM", allowed)
         pairs = self.num_vectors * (self.num_vectors - 1) // 2
         self.end_with_top(pairs + (self.dim if dense_features else 0))
 
     def logits(self, dense: Any, vectors: list[Any] | Any, training: bool | None) -> Any:
         stacked = tf.stack(vectors, axis=1) if isinstance(vectors, list) else vectors
-        if self.bottom is None:
-            return self.top(pairwise_dots(stacked), training=training)
-        bottom = self.bottom(dense, training=training)
-        dots = pairwise_dots(tf.concat([tf.expand_dims(bottom, 1), stacked], axis=1))
-        return self.top(tf.concat([bottom, dots], axis=1), training=training)
+        if self.bottom is not None:
+            bottom = self.bottom(dense, training=training)
+            dots = pairwise_dots(tf.concat([tf.expand_dims(bottom, 1), stacked], axis=1))
+            return self.top(tf.concat([bottom, dots], axis=1), training=training)
+        if self.vector is not None:
+            vector = tf.cast(self.vector, stacked.dtype)
+            vector = tf.broadcast_to(vector, [tf.shape(stacked)[0], 1, self.dim])
+            stacked = tf.concat([vector, stacked], axis=1)
+        return self.top(pairwise_dots(stacked), training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "first_order": self.first_order}
 
 
 @keras.saving.register_keras_serializable(package="slipstream_tf")

@@ -14,6 +14,7 @@ from slipstream_tf.distributed import prefetch_keys
 from slipstream_tf.keras import EmbeddingCollection
 from slipstream_tf.models import DLRM, MLP, DCNv2, DeepFM, FinalMLP
 from slipstream_tf.models.interaction import pair_order
+from slipstream_tf.telemetry.metrics import exact_auc
 
 FIELDS = 3
 DIM = 4
@@ -77,6 +78,44 @@ def test_dlrm_equals_numpy():
     hidden = relu(np.concatenate([bottom, pairs], axis=1) @ weights[4] + weights[5])
     expected = hidden @ weights[6] + weights[7]
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+def test_dlrm_without_numbers_equals_numpy(first_order):
+    model = make_dlrm(0, returns_logits=True, first_order=first_order)
+    inputs, _ = make_data(dense=0)
+    vectors = model.embeddings(inputs["keys"]).numpy()
+    if first_order:
+        vector = np.broadcast_to(model.vector, (len(vectors), 1, DIM))
+        vectors = np.concatenate([vector, vectors], axis=1)
+    assert (model.vector is not None) == first_order
+    dots = np.einsum("bid,bjd->bij", vectors, vectors)
+    pairs = np.stack([dots[:, i, j] for i, j in pair_order(vectors.shape[1])], axis=1)
+    kernel, bias, last, last_bias = (weight.numpy() for weight in model.top.weights)
+    expected = relu(pairs @ kernel + bias) @ last + last_bias
+    np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
+    assert type(model).from_config(model.get_config()).first_order == first_order
+
+
+@pytest.mark.parametrize("fields", [1, 2])
+def test_dlrm_without_numbers_learns_effects_of_keys(fields):
+    """The click rate is 0.7 if all keys are odd, otherwise 0.1."""
+    aucs = {}
+    random = np.random.default_rng(0)
+    keys = random.integers(0, 200, (40_000, fields))
+    labels = random.random(len(keys)) < np.where((keys % 2).all(axis=1), 0.7, 0.1)
+    train, test = slice(0, 32_000), slice(32_000, None)
+    for kind in (DLRM, DCNv2):
+        keras.utils.set_random_seed(0)
+        tables = [Table(f"t{i}", 16) for i in range(fields)]
+        embeddings = EmbeddingCollection(tables, optimizers.Adagrad(0.05))
+        widths = {"top": [64, 1]} if kind is DLRM else {"deep": [64]}
+        model = kind(embeddings, 0, returns_logits=True, **widths)
+        model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+        model.fit({"keys": keys[train]}, labels[train], batch_size=256, verbose=0)
+        logits = model.predict({"keys": keys[test]}, batch_size=8_000, verbose=0)
+        aucs[kind] = exact_auc(labels[test], logits[:, 0])
+    assert aucs[DLRM] > aucs[DCNv2] - 0.01 > 0.75
 
 
 def test_dcn_equals_numpy():
@@ -358,7 +397,11 @@ def test_symbolic_call_has_output_shape():
         (lambda: make_dlrm(batch_norm=2), "Invalid `batch_norm`: 2 for DLRM"),
         (lambda: make_dlrm(dense=-1), "Invalid `dense_features`: -1"),
         (lambda: make_dlrm(embeddings=make_embeddings((4, 4, 8))), "Invalid `dim`: "),
-        (lambda: make_dlrm(dense=0, embeddings=make_embeddings((4,))), "at least two features"),
+        (
+            lambda: make_dlrm(dense=0, embeddings=make_embeddings((4,)), first_order=False),
+            "at least two features",
+        ),
+        (lambda: make_dlrm(first_order=1), "Invalid `first_order`: 1 for DLRM"),
         (lambda: make_dlrm(dtype="mixed_float16"), "loss scaling"),
         (lambda: DLRM(keras.layers.Embedding(3, 4), 2), "Invalid `embeddings`"),
         (lambda: make_dcn(cross_layers=0), "Invalid `cross_layers`: 0"),
