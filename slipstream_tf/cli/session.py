@@ -48,6 +48,7 @@ from slipstream_tf.keras import RanksCallback
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
 from slipstream_tf.telemetry.run_record import SCHEMA, PhaseClock, machine, versions
+from slipstream_tf.telemetry.savings_report import SavingsReport
 
 # Start of an error of the Python API, and the flags that set the argument.
 _FLAGS_OF = {
@@ -86,6 +87,7 @@ class Trainer:
         self._settings, self._parts, self._clock, self._comm = settings, parts, clock, comm
         self._saving, self._job = saving, job
         self._planned = build.planned_inputs(settings, parts.num_examples)
+        self._report: SavingsReport | None = None
         of_job = settings, parts.num_examples, comm.size
         self._planned_steps = build.planned_steps(*of_job)
         self._validation_steps = 0
@@ -210,18 +212,16 @@ class Trainer:
                 with self._saved.catching_sigterm():
                     self._fit(batches, bar, callbacks)
         self._clock.move(self._curve.evaluation_seconds, "training", "evaluation")
-        self._windows: dict[str, Any] = {"windows": [], "report": "", "dry_run": None}
+        self._windows: list[dict[str, Any]] = []
         skipped = 0
         if self._slipstream is not None:
             # End the last, partial window, so that its examples are in a report, too.
             self._slipstream.end_window()
             all_reports = self._slipstream.tracker.reports
             reports = [report for report in all_reports if report.examples_seen]
-            self._windows["windows"] = [report.to_dict() for report in reports]
+            self._windows = [report.to_dict() for report in reports]
             skipped = sum(report.examples_skipped for report in reports)
-            report = self._slipstream.report()
-            self._windows["report"] = str(report)
-            self._windows["dry_run"] = report.to_dict()["dry_run"]
+            self._report = self._slipstream.report()
             self._clock.move(sum(r.seconds for r in all_reports), "training", "window_ends")
         self._traffic = self._exchanged.traffic()
         self._training = totals.total_metrics(self._model, self._comm)
@@ -250,6 +250,11 @@ class Trainer:
         with self._clock.phase("evaluation"):
             part = {"valid": "validation"}.get(self._settings.evaluate_on, "test")
             self._quality = totals.evaluate(self._predict, self._test, self._comm, part)
+        self._not_learned = self._quality.no_learning_reason(part)
+        report = self._report
+        if report is not None and report.dry_run is not None:
+            estimate = report.dry_run.refused(self._not_learned)
+            self._report = dataclasses.replace(report, dry_run=estimate)
         if export_to is not None:
             self._model.returns_logits = False  # No training or evaluation follows.
             with raised_as(RunError, f"The SavedModel of --export={export_to} cannot be written: "):
@@ -279,7 +284,10 @@ class Trainer:
             "changes_of_ranks": None if self._elastic is None else self._elastic.changes,
             "wall_seconds": clock.wall_seconds,
             "seconds_per_step_after_warmup": self._timer.seconds_per_step,
-            **self._windows,
+            "windows": self._windows,
+            "report": "" if self._report is None else str(self._report),
+            "dry_run": None if self._report is None else self._report.to_dict()["dry_run"],
+            "not_learned": self._not_learned,
             "engine": None if self._slipstream is None else self._slipstream.settings.get_config(),
             "settings": self._settings.to_dict(),
             "versions": versions(),

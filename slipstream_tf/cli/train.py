@@ -228,7 +228,32 @@ def summary(record: dict[str, Any], settings: Settings) -> str:
         rows.append(("MB between ranks", f"{sum(ranks['bytes'].values()) / 1e6:,.1f}"))
     rows += [(f"seconds, {name.replace('_', ' ')}", seconds(s)) for name, s in phases.items()]
     table = format_table((f"{record['data']}, {settings.model}", "value"), rows)
-    return f"{table}\n\n{record['report']}" if record["report"] else table
+    parts = [table, record["report"], advice(record["not_learned"], settings)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def advice(reason: str, settings: Settings) -> str:
+    """Returns what to try if the model has not learned, or an empty string.
+
+    Args:
+        reason: `record["not_learned"]`.
+        settings: The settings of the run.
+    """
+    if not reason:
+        return ""
+    ways = [
+        "check that the schema names the right label and that its key columns repeat in the data, "
+        "unlike a row number",
+        "pass more --epochs or smaller batches (--batch_size), because rows may have had too few "
+        "updates",
+        f"change --rows_learning_rate={settings.rows_learning_rate:g} and "
+        f"--learning_rate={settings.learning_rate:g} by factors of 3, lower if the training loss "
+        "is erratic",
+        "pass --early_stopping=2 if the training AUC is much higher, because the model then "
+        "memorizes the training part",
+        f"pass another --model than {settings.model}",
+    ]
+    return "\n".join([reason, "To find the cause:", *(f"- {way};" for way in ways)])[:-1] + "."
 
 
 def commands_to_switch_on(

@@ -75,21 +75,39 @@ class DryRunEstimate:
         savings: One entry per policy that skips examples or saves gradient rows. Empty if no window
             has ended after the warm-up.
         exchange: With multiple ranks, the estimated time to exchange the rows of a step.
+        refusal: Why there are no savings although windows have ended. Empty otherwise.
     """
 
     savings: tuple[Saving, ...]
     exchange: ExchangeEstimate | None = None
+    refusal: str = ""
+
+    def refused(self, reason: str) -> "DryRunEstimate":
+        """Returns the estimate without savings, because the model has not learned.
+
+        The easy examples and the settled rows of such a model are not those of a model that works,
+        and its learning curve does not show what an example is worth.
+
+        Args:
+            reason: A sentence from `ClickMetrics.no_learning_reason`. If it is empty, the estimate
+                is returned unchanged.
+        """
+        return dataclasses.replace(self, savings=(), refusal=reason) if reason else self
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns {"savings": [...], "exchange": ...} as JSON-serializable values."""
+        """Returns {"savings": [...], ...} as JSON-serializable values."""
         return {
             "savings": [
                 {**dataclasses.asdict(part), "fraction": part.fraction} for part in self.savings
             ],
             "exchange": None if self.exchange is None else self.exchange.to_dict(),
+            "refusal": self.refusal,
         }
 
     def __str__(self) -> str:
+        if self.refusal:
+            text = f"Dry run: savings are not estimated. {self.refusal}"
+            return textwrap.fill(text, _WIDTH)
         if not self.savings:
             return (
                 "Dry run: no window ended after the warm-up, so there is no estimate. Use shorter\n"
@@ -167,6 +185,8 @@ def _by_curve(
         total += report.examples_seen
     fit = steering.fit_learning_curve(curve)
     if fit is None:
+        if not curve and any(report.log_loss is not None for report in reports):
+            return None, None, "none, because all labels of a window are equal, in every window."
         if not curve:
             words = "none, because no losses were recorded. Pass DryRun(estimates_cost=True)."
             return None, None, words

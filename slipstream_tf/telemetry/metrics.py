@@ -38,6 +38,48 @@ class ClickMetrics:
     examples: int
     clicks: int
 
+    @property
+    def auc_error(self) -> float:
+        """Standard error of the AUC of a random order; NaN if all labels are equal."""
+        others = self.examples - self.clicks
+        pairs = self.clicks * others
+        return math.sqrt((self.examples + 1) / (12 * pairs)) if pairs else math.nan
+
+    @property
+    def base_log_loss(self) -> float:
+        """Log loss of predicting the click rate for every example."""
+        rates = (self.clicks / self.examples, 1.0 - self.clicks / self.examples)
+        return -sum(rate * math.log(rate) for rate in rates if rate)
+
+    def no_learning_reason(self, part: str = "test") -> str:
+        """Explains in a sentence why the predictions are no better than a constant.
+
+        Args:
+            part: Name of the part of the data, for the sentence.
+
+        Returns:
+            The sentence, or an empty string if the predictions are better. Predictions are no
+            better if the AUC is at most one standard error above 0.5, or if the log loss is above
+            `base_log_loss`. If all labels are equal, neither is known.
+        """
+        if math.isnan(self.auc):
+            return (
+                f"It is unknown whether the model has learned, because all {self.examples:,} "
+                f"labels of the {part} part are {int(self.clicks > 0)}."
+            )
+        if self.auc <= 0.5 + self.auc_error:
+            return (
+                f"The model has not learned: the {part} AUC of {self.auc:.4f} is at most one "
+                f"standard error ({self.auc_error:.4f}) above 0.5, the AUC of a random order."
+            )
+        if self.log_loss > self.base_log_loss:
+            return (
+                f"The model has not learned: the {part} log loss of {self.log_loss:.4f} is above "
+                f"{self.base_log_loss:.4f}, the log loss of predicting the click rate for every "
+                "example."
+            )
+        return ""
+
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields. NaN becomes None, because JSON has no NaN."""
         return to_json(dataclasses.asdict(self))

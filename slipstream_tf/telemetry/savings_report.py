@@ -120,6 +120,8 @@ class SavingsReport(Totals):
         return f"{table}\n{'; '.join(parts)}"
 
     def __str__(self) -> str:
+        if self.dry_run is not None and self.dry_run.refusal:
+            return str(self.dry_run)
         active = Totals([report for report in self.reports if not report.is_warming_up])
         lines = []
         if active.reports:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from train_programs import SMALL, prepared, refused
@@ -83,6 +84,7 @@ def test_plain_run_writes_complete_record(
     }  # fmt: skip
     assert record["settings"]["seed"] == 0 and record["flags"]["dim"] == 4
     assert record["windows"] == [] and record["engine"] is None
+    assert record["not_learned"] == "" and record["report"] == "" and record["dry_run"] is None
     captured = capsys.readouterr()
     for text in ("test AUC", "calibration", "examples trained", "18,000 (100.0%)"):
         assert text in captured.out
@@ -369,6 +371,25 @@ def test_dry_run_trains_plainly_and_prints_commands(
     assert 0.5 * predicted_losses < fraction < 1.5 * predicted_losses
     random = resolve(*flag_set.parse(run_random), lambda _: "generated", flag_set)
     assert random.control == "random" and len(random.random_fractions) > 1
+
+
+def test_dry_run_of_model_that_has_not_learned_is_refused(
+    run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    table = {"clicked": random.random(5_000) < 0.3, "user": random.integers(0, 500, 5_000)}
+    data = prepared(tmp_path, table, ["user"], [])
+    capsys.readouterr()
+    flags = (f"--data={data}", "--dim=4", "--batch_size=64", "--window_steps=6", "--dry_run")
+    record = run_train(*flags)
+    text = capsys.readouterr().out
+    assert record["not_learned"].startswith("The model has not learned: the test ")
+    assert record["dry_run"] == {
+        "savings": [], "exchange": None, "refusal": record["not_learned"],
+    }  # fmt: skip
+    assert record["report"].startswith("Dry run: savings are not estimated. The model has not")
+    assert record["not_learned"] in text and "- pass another --model than " in text
+    assert "instead of --dry_run" not in text
 
 
 def test_help_groups_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

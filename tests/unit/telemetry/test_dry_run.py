@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -11,6 +12,7 @@ from engine_settings import engine_settings
 
 from slipstream_tf.engine.steering import MODEL_MARGIN
 from slipstream_tf.telemetry.dry_run import estimate_dry_run
+from slipstream_tf.telemetry.savings_report import SavingsReport
 
 
 def dry(*policies, **settings):
@@ -70,6 +72,24 @@ def test_estimate_is_missing_without_curve(made):
     assert saving.saved > 0 and saving.max_cost is None and saving.basis.startswith("none, because")
     names_switch = "DryRun(estimates_cost=True)" in saving.basis
     assert names_switch == all(report.auc is None for report in made)
+
+
+def test_equal_labels_are_named_as_reason():
+    made = [dataclasses.replace(report, log_loss=0.1) for report in reports(auc=False)]
+    saving = only(dry("skip_examples"), made)
+    assert saving.max_cost is None
+    assert saving.basis == "none, because all labels of a window are equal, in every window."
+
+
+def test_refused_estimate_has_reason_only():
+    settings, made = dry("skip_examples"), reports()
+    estimate = estimate_dry_run(settings, made)
+    assert estimate.refused("") is estimate and estimate.to_dict()["refusal"] == ""
+    refused = estimate.refused("The model has not learned.")
+    assert str(refused) == "Dry run: savings are not estimated. The model has not learned."
+    assert refused.to_dict()["savings"] == []
+    assert refused.to_dict()["refusal"] == "The model has not learned."
+    assert str(SavingsReport(made, settings, dry_run=refused)) == str(refused)
 
 
 def test_warmup_has_no_estimate():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_tf.telemetry.metrics import click_metrics, exact_auc
+from slipstream_tf.telemetry.metrics import ClickMetrics, click_metrics, exact_auc
 
 # Few distinct scores, so that most pairs are tied.
 TIED = st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 3)), min_size=1, max_size=40)
@@ -91,3 +91,37 @@ def test_invalid_input_error_names_value_and_position(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         exact_auc(labels, scores)
+
+
+def test_auc_error_is_spread_of_random_orders() -> None:
+    random, labels = np.random.default_rng(0), np.arange(60) % 3 == 0
+    aucs = [exact_auc(labels, random.random(60)) for _ in range(2000)]
+    metrics = click_metrics(labels, np.zeros(60))
+    assert np.std(aucs) == pytest.approx(metrics.auc_error, rel=0.05)
+    constant = click_metrics(labels, np.full(60, math.log(0.5)))
+    assert metrics.base_log_loss == pytest.approx(constant.log_loss)
+
+
+@pytest.mark.parametrize(
+    ("auc", "log_loss", "expected"),
+    [
+        (0.6, 0.60, ""),
+        (0.52, 0.60, ""),
+        (0.505, 0.60, "test AUC of 0.5050 is at most one standard error (0.0097) above 0.5"),
+        (0.40, 0.60, "test AUC of 0.4000"),
+        (0.6, 0.62, ""),
+        (0.6, 0.64, "test log loss of 0.6400 is above 0.6365, the log loss of predicting the"),
+    ],
+)
+def test_no_learning_reason_compares_with_constant(
+    auc: float, log_loss: float, expected: str
+) -> None:
+    found = ClickMetrics(auc, log_loss, 1.0, 4000, 1333).no_learning_reason()
+    assert expected in found and bool(found) == bool(expected)
+
+
+def test_no_learning_reason_names_part_and_single_label() -> None:
+    assert "validation AUC" in ClickMetrics(0.4, 0.7, 1.0, 90, 30).no_learning_reason("validation")
+    for label in (0, 1):
+        words = click_metrics([label] * 3, [0.0, 0.1, 0.2]).no_learning_reason()
+        assert words.endswith(f"because all 3 labels of the test part are {label}.")
