@@ -341,8 +341,8 @@ def to_ids(column: Any) -> pa.Array:
     """Converts integers, floats, decimals, booleans, dates, times or text to ids, int64 [n].
 
     Integers of uint64 keep their 64 bits. Floats and decimals must be integers. The id of a date is
-    the number of days since 1970, and the id of a timestamp the number of microseconds, without the
-    time zone. Times and durations are integers in their own unit. Text is hashed.
+    the number of days since 1970. Timestamps (since 1970), times and durations are microseconds.
+    Text is hashed.
 
     Nulls and NaN become null, and so do malformed ids, see `have_malformed_ids`.
 
@@ -368,11 +368,13 @@ def to_ids(column: Any) -> pa.Array:
         return pa.array(distinct, pa.int64()).take(encoded.indices)
     if types.is_date(kind):
         column = column.cast(pa.date32()).cast(pa.int32())
+    # One unit of time, so that files with other units give the same ids.
     elif types.is_timestamp(kind):
-        # One unit, so that files with other units give the same ids.
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    elif types.is_time32(kind):
-        column = column.cast(pa.int32())
+    elif types.is_time(kind):
+        column = column.cast(pa.time64("us"), safe=False)
+    elif types.is_duration(kind):
+        column = column.cast(pa.duration("us"), safe=False)
     # Unsigned integers of 2**63 and more wrap around, which keeps them distinct.
     return column.cast(pa.int64(), safe=False)
 

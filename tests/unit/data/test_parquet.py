@@ -164,9 +164,9 @@ DAY, MOMENT = datetime.date(1970, 1, 4), datetime.datetime(1970, 1, 1, 0, 0, 2)
         (pa.date64(), [DAY], [3], None),
         (pa.timestamp("s"), [MOMENT, None], [2_000_000, None], None),
         (pa.timestamp("ns", "Europe/Berlin"), [MOMENT], [2_000_000], None),
-        (pa.time32("s"), [datetime.time(0, 0, 9)], [9], None),
+        (pa.time32("s"), [datetime.time(0, 0, 9)], [9_000_000], None),
         (pa.time64("us"), [datetime.time(0, 0, 9)], [9_000_000], None),
-        (pa.duration("ms"), [datetime.timedelta(seconds=9)], [9_000], None),
+        (pa.duration("ms"), [datetime.timedelta(seconds=9)], [9_000_000], None),
     ],
 )
 def test_numbers_and_times_are_ids(tmp_path, kind, values, expected, malformed):
