@@ -151,7 +151,7 @@ def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:
     dataset, planned = reader.dataset(), reader.spec.num_examples
     assert planned is not None
     comm = SingleProcess()
-    embeddings = build_embeddings(settings, tuple(reader.spec.fields), comm)
+    embeddings = build_embeddings(settings, reader.spec.features, comm)
     model = build_model(settings, embeddings, reader.spec.num_dense, comm)
     slipstream = build_engine(settings, embeddings, math.ceil(planned / settings.batch_size))
     assert slipstream is not None

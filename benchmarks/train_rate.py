@@ -73,7 +73,7 @@ def bare_rates() -> dict[str, list[float]]:
     comm = SingleProcess()
 
     def make() -> Any:
-        embeddings = build.build_embeddings(settings, tuple(train.spec.fields), comm)
+        embeddings = build.build_embeddings(settings, train.spec.features, comm)
         model = build.build_model(settings, embeddings, train.spec.num_dense, comm)
         model.start_at(0.02)
         return model

@@ -26,13 +26,13 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> s
     return lines[0]
 
 
-def prepared(folder: Path, columns: Mapping[str, Any], keys: list[str], dense: list[str]) -> Path:
+def prepared(folder: Path, columns: Mapping[str, Any], keys: list[Any], dense: list[str]) -> Path:
     """Prepares columns as data for slipstream-train, with "clicked" as the label.
 
     Args:
         folder: An empty folder for the files.
         columns: Column name -> values.
-        keys: Names of the key columns.
+        keys: The key columns as in a schema.
         dense: Names of the numeric columns.
 
     Returns:

@@ -29,16 +29,17 @@ _MAX_AT_ONCE = 16
 
 def build_embeddings(
     settings: Settings,
-    fields: tuple[str, ...],
+    features: Mapping[str, str],
     comm: Communicator,
     planned_steps: int | None = None,
     hot_keys: Sequence[Any] | None = None,
 ) -> EmbeddingCollection:
-    """Creates an embedding layer with a table per categorical field. A collective.
+    """Creates an embedding layer for the categorical fields. A collective.
 
     Args:
         settings: The settings of the run.
-        fields: Names of the categorical fields, in the order of the key columns.
+        features: Table of each categorical field, in the order of the key columns, see
+            `DataSpec.features`.
         comm: The communicator of the job.
         planned_steps: Planned number of steps if no examples are skipped, or None if it is unknown.
             Used for a warm-up that is given as a fraction.
@@ -48,7 +49,8 @@ def build_embeddings(
         The embedding layer.
 
     Raises:
-        UsageError: If `wire_dtype` needs a warm-up of unknown length.
+        UsageError: If `wire_dtype` needs a warm-up of unknown length, or a schedule of the
+            baselines needs a table per field.
     """
     if settings.wire_dtype != "float32":
         _require_known_warmup(settings, planned_steps)
@@ -56,26 +58,33 @@ def build_embeddings(
     storage = Storage(settings.row_dtype, settings.slot_dtype, settings.memory, settings.spill)
     if settings.capacity is not None:
         retention = Retention(settings.capacity, settings.eviction)
+    names = list(dict.fromkeys(features.values()))
     tables = [
         Table(
-            field,
+            name,
             settings.dim,
-            # Derive the seed from the index, so that the names of the fields do not change the
+            # Derive the seed from the index, so that the names of the tables do not change the
             # initial rows.
             initializer=initializers.RandomUniform(
-                -half_width, half_width, settings.seed * len(fields) + index
+                -half_width, half_width, settings.seed * len(names) + index
             ),
             retention=retention,
             storage=storage,
         )
-        for index, field in enumerate(fields)
+        for index, name in enumerate(names)
     ]
+    if hot_keys is not None and len(names) < len(features):
+        raise UsageError(
+            f"Invalid flag --schedule={settings.schedule} for {settings.data}: fields share a "
+            "table. Expected --schedule=plain, or data with a table per field."
+        )
     if hot_keys is not None and (settings.schedule == "hotline" or comm.size > 1):
         optimizer = _rows_optimizer(settings)
         return HotRows(tables, optimizer, hot_keys, comm, dtype=settings.precision)
     return EmbeddingCollection(
         tables,
         _rows_optimizer(settings),
+        features,
         comm=comm,
         placement=settings.placement,
         wire_dtype=settings.wire_dtype,

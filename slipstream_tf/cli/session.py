@@ -146,9 +146,8 @@ class Trainer:
         steps = self._planned_steps
         with self._clock.phase("training"):
             with agreed(comm, "build"), _flags_named():
-                fields = tuple(spec.fields)
                 self._embeddings = build.build_embeddings(
-                    settings, fields, comm, steps, self._hot_keys
+                    settings, spec.features, comm, steps, self._hot_keys
                 )
                 self._model = build.build_model(settings, self._embeddings, spec.num_dense, comm)
                 self._slipstream = build.build_engine(settings, self._embeddings, steps)

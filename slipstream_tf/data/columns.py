@@ -5,7 +5,7 @@ Reading the ids with `ParquetReader` gives the same keys as reading the columns 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +70,33 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
         if of_list or key.separator is not None:
             lists.append(key.column)
     dense, fields = (tuple(c.column for c in columns) for columns in (schema.dense, schema.keys))
-    return Columns(schema.label, dense, fields, tuple(lists))
+    tables = tuple(key.table or key.column for key in schema.keys)
+    _require_same_ids(schema, types, tables)
+    return Columns(schema.label, dense, fields, tuple(lists), tables if tables != fields else ())
+
+
+def _require_same_ids(
+    schema: Schema, types: Mapping[str, pa.DataType], tables: Sequence[str]
+) -> None:
+    """Raises ValueError if columns share a table, but equal values would have other keys."""
+    first: dict[str, tuple[str, str]] = {}
+    for key, table in zip(schema.keys, tables, strict=True):
+        ids = _id_type(key, types[key.column])
+        column, expected = first.setdefault(table, (key.column, ids))
+        if ids != expected:
+            raise ValueError(
+                f"Columns {column!r} and {key.column!r} share the table {table!r}, but their ids "
+                f"are {expected} and {ids}. Expected columns with the same type of ids."
+            )
+
+
+def _id_type(key: KeyColumn, kind: pa.DataType) -> str:
+    if parquet.is_list(kind):
+        kind = kind.value_type
+    if _is_text_like(kind):
+        return "hashed text" if key.kind == TEXT else "integers"
+    is_time = pa.types.is_temporal(kind)
+    return str(kind).partition("[")[0] if is_time else "integers"
 
 
 def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:

@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.config import Storage, parse_bytes
-from slipstream_tf.data.statistics import COUNTS, STATISTICS, read_statistics
+from slipstream_tf.data.readers.parquet import to_keys
+from slipstream_tf.data.readers.prepared import read_manifest, tables_of
+from slipstream_tf.data.statistics import COUNTS, STATISTICS, by_table, read_statistics
 from slipstream_tf.tables.sok import hkv
 
 # Bytes per key in the index: entries of 16 bytes at a load of 64% to 80%.
@@ -36,11 +38,12 @@ _ROW_TYPES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfl
 
 @dataclasses.dataclass(frozen=True)
 class FieldUse:
-    """Describes how often the keys of a field are used.
+    """Describes how often the keys of a table are used by its fields.
 
     Attributes:
-        name: Name of the field and of its table.
-        rows: Number of rows: distinct keys, and a row for missing values if there are any.
+        name: Name of the table. It is the name of the field unless fields share the table.
+        rows: Number of rows: distinct keys, and a row for missing values if there are any. Fields
+            with estimated numbers are assumed to have different keys.
         lookups: Number of lookups of all keys in the training part.
         counts: int64 [n], lookups of the most used keys, in descending order. It may not cover all
             keys.
@@ -142,7 +145,7 @@ def read_uses(folder: str) -> list[FieldUse]:
         folder: Folder that `slipstream-prepare` wrote.
 
     Returns:
-        The use of each field's keys, in the order of the fields.
+        The use of each table's keys, in the order of the fields.
 
     Raises:
         ValueError: If the folder has no statistics or they are damaged.
@@ -155,17 +158,17 @@ def read_uses(folder: str) -> list[FieldUse]:
     names = counted["field"].combine_chunks().dictionary_encode()
     numbers = {name: i for i, name in enumerate(names.dictionary.to_pylist())}
     owner = names.indices.to_numpy(zero_copy_only=False)
-    counts = counted["count"].to_numpy()
-    return [
-        FieldUse(
-            name,
-            # A missing value has a row, too.
-            int(field["keys"]) + bool(field["missing_share"]),
-            int(field["lookups"]),
-            counts[owner == numbers[name]] if name in numbers else np.empty(0, np.int64),
-        )
-        for name, field in statistics["fields"].items()
-    ]
+    keys, counts = to_keys(counted["key"]), counted["count"].to_numpy()
+    fields, tables = statistics["fields"], tables_of(read_manifest(folder))
+    chosen = [owner == numbers.get(name, -1) for name in tables]
+    uses = []
+    for table, (_, found) in by_table(tables, [(keys[c], counts[c]) for c in chosen]).items():
+        of_table = [fields[name] for name in tables if tables[name] == table]
+        rows = len(found)
+        if not all(field["is_exact"] for field in of_table):
+            rows = sum(int(f["keys"]) + bool(f["missing_share"]) for f in of_table)
+        uses.append(FieldUse(table, rows, sum(int(f["lookups"]) for f in of_table), found))
+    return uses
 
 
 def plan_memory(

@@ -19,7 +19,7 @@ from slipstream_tf._utils.errors import require_choice, require_integer
 from slipstream_tf._utils.memory import require_room
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
-from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest
+from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
 from slipstream_tf.telemetry.run_record import write_json
@@ -292,14 +292,19 @@ class _Preparation:
             for (name, field), pair in zip(counts.fields.items(), counted, strict=True)
         }
         stats.write_counts(folder, fields, counted)
-        hot_keys, hot_lookups = stats.choose_hot(counted, options.dim, options.hot_budget_bytes)
-        hot = dict(zip(fields, hot_keys, strict=True))
+        tables = tables_of(manifest)
+        of_tables = stats.by_table(tables, counted)
+        hot_keys, hot_lookups = stats.choose_hot(
+            list(of_tables.values()), options.dim, options.hot_budget_bytes
+        )
+        hot_of = dict(zip(of_tables, hot_keys, strict=True))
+        hot = {field: hot_of[table] for field, table in tables.items()}
         totals = _totals(manifest)
         train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
 
         def count(shard: Mapping[str, Any]) -> int:
-            tables = shard_files.training_tables(folder, shard, fields)
-            return sum(int(stats.hot_rows(table, hot).sum()) for table in tables)
+            groups = shard_files.training_tables(folder, shard, fields)
+            return sum(int(stats.hot_rows(group, hot).sum()) for group in groups)
 
         num_hot = done = 0
         with _workers(options.threads) as workers:

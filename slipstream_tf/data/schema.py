@@ -36,11 +36,14 @@ class KeyColumn:
             `ParquetReader` does. `"integer"` and `"hex"` parse the number. Other columns of
             Parquet files are converted by `parquet.to_ids`.
         separator: Separator between the values of a list, or None if the text is one value.
+        table: Name of the embedding table, which multiple columns may share. None is a table with
+            the name of the column.
     """
 
     column: str
     kind: str = TEXT
     separator: str | None = None
+    table: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +137,8 @@ def parse_schema(values: Any) -> Schema:
     if positive and positive_from is not None:
         allowed = "either `positive` for texts or `positive_from` for numbers"
         raise invalid("label", label, "schema", allowed)
-    keys = [_entry("keys", v, ("column", "as", "separator")) for v in _list("keys", values["keys"])]
+    settings = ("column", "as", "separator", "table")
+    keys = [_entry("keys", v, settings) for v in _list("keys", values["keys"])]
     dense = [
         _entry("dense", v, ("column", "transform")) for v in _list("dense", values.get("dense", []))
     ]
@@ -142,8 +146,9 @@ def parse_schema(values: Any) -> Schema:
         raise invalid("keys", [], "schema", "at least one column")
     for entry in keys:
         require_choice("as", entry.get("as", TEXT), (TEXT, INTEGER, HEX), entry["column"])
-        if "separator" in entry:
-            _text("separator", entry["separator"], entry["column"])
+        for name in ("separator", "table"):
+            if name in entry:
+                _text(name, entry[name], entry["column"])
     for entry in dense:
         require_choice("transform", entry.get("transform", NONE), (NONE, LOG), entry["column"])
     delimiter = _text("delimiter", values.get("delimiter", ","), "schema")
@@ -164,7 +169,9 @@ def parse_schema(values: Any) -> Schema:
     missing = _list("missing", values.get("missing", [""]))
     if not _is_texts(missing):
         raise invalid("missing", missing, "schema", "a list of strings")
-    fields = tuple(KeyColumn(v["column"], v.get("as", TEXT), v.get("separator")) for v in keys)
+    fields = tuple(
+        KeyColumn(v["column"], v.get("as", TEXT), v.get("separator"), v.get("table")) for v in keys
+    )
     numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
     schema = Schema(
         label["column"],

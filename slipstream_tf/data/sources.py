@@ -76,13 +76,15 @@ class ParsedRows:
 class Columns:
     """Names the columns of a source.
 
-    `keys` are the categorical fields. `lists` are the fields with lists of keys.
+    `keys` are the categorical fields. `lists` are the fields with lists of keys. `tables` are the
+    tables of the fields, or empty if each field has its own, see `DataSpec.tables`.
     """
 
     label: str
     dense: tuple[str, ...]
     keys: tuple[str, ...]
     lists: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
 
 class Source:

@@ -105,12 +105,19 @@ class DataSpec:
         num_dense: Number of dense columns.
         num_examples: Number of examples in the selected part, or None if it is unknown before
             reading.
+        tables: Name of the table of each field, or empty if each field has a table of its own name.
     """
 
     name: str
     fields: tuple[str, ...]
     num_dense: int = 0
     num_examples: int | None = None
+    tables: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> dict[str, str]:
+        """Table of each field, by field: the argument `features` of an `EmbeddingCollection`."""
+        return dict(zip(self.fields, self.tables or self.fields, strict=True))
 
 
 def require_columns(

@@ -202,6 +202,31 @@ def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray
     }
 
 
+def by_table(
+    tables: Mapping[str, str], counted: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Sums the counts of fields that share a table.
+
+    Args:
+        tables: Table of each field.
+        counted: For each field, int64 [n] keys and their counts, by descending count, ties by key.
+
+    Returns:
+        The same for each table.
+    """
+    result: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for table, (keys, counts) in zip(tables.values(), counted, strict=True):
+        if table in result:
+            other_keys, other_counts = result[table]
+            keys, index = np.unique(np.concatenate([other_keys, keys]), return_inverse=True)
+            summed = np.bincount(index, np.concatenate([other_counts, counts]))
+            counts = summed.astype(np.int64)
+            order = np.argsort(-counts, kind="stable")
+            keys, counts = keys[order], counts[order]
+        result[table] = (keys, counts)
+    return result
+
+
 def choose_hot(
     counted: Sequence[tuple[np.ndarray, np.ndarray]], dim: int, budget_bytes: int
 ) -> tuple[list[np.ndarray], int]:
@@ -210,12 +235,12 @@ def choose_hot(
     It uses the counts of the whole training part.
 
     Args:
-        counted: For each field, int64 [n] keys and their counts, by descending count, ties by key.
+        counted: For each table, int64 [n] keys and their counts, by descending count, ties by key.
         dim: Embedding dimension.
         budget_bytes: Maximum bytes of all snapshots.
 
     Returns:
-        (ascending int64 hot keys of each field, number of lookups of hot keys).
+        (ascending int64 hot keys of each table, number of lookups of hot keys).
     """
     maximum = max_candidates(dim, budget_bytes)
     candidates = [Candidates(keys[:maximum], counts[:maximum], dim) for keys, counts in counted]

@@ -17,6 +17,7 @@ from train_programs import SMALL, prepared, refused
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import resolve
+from slipstream_tf.data.memory_plan import read_uses
 
 BY_DRIFT = ("--skip_score=row_drift", "--skip_alpha=0.6", "--skip_fraction=0.6")
 SKIPPING = ("--policies=skip_examples", *BY_DRIFT, "--window_steps=6")
@@ -436,6 +437,23 @@ def test_prepared_list_column_trains(run_train: Train, tmp_path: Path) -> None:
     assert record["examples"]["seen"] == 3_999
     assert record["rows"] == {"user": 50, "read": 11}
     assert record["row_lookups"] is None
+
+
+def test_columns_share_table(run_train: Train, tmp_path: Path) -> None:
+    rows = 2_000
+    table = {
+        "clicked": [i % 3 == 0 for i in range(rows)],
+        "item": [i % 50 for i in range(rows)],
+        "seen": [[i % 7, 60 + i % 11] for i in range(rows)],
+        "user": [i % 20 for i in range(rows)],
+    }
+    keys = ["item", {"column": "seen", "table": "item"}, {"column": "user", "table": "users"}]
+    data = prepared(tmp_path, table, keys, [])
+    record = run_train(f"--data={data}", "--dim=4", "--mlp=4", "--batch_size=128", "--model=dcn")
+    assert record["rows"] == {"item": 61, "users": 20}
+    assert {use.name: use.rows for use in read_uses(str(data))} == {"item": 61, "users": 20}
+    hot = json.loads((data / "statistics.json").read_text())["hot"]
+    assert (hot["keys"], hot["lookup_share"], hot["input_share"]) == (81, 1, 1)
 
 
 def test_bad_line_is_counted(run_train: Train, tmp_path: Path) -> None:

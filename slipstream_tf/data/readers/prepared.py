@@ -34,7 +34,7 @@ _SHARD_KINDS: dict[str, Any] = {
     "first_bad_line": (str, _NONE),
     "end": dict.fromkeys(("file", "offset", "row", "id"), int),
 }
-_COLUMNS = {"label": str, "dense": list, "keys": list, "lists": list}
+_COLUMNS = {"label": str, "dense": list, "keys": list, "lists": list, "tables": (list, _NONE)}
 _KINDS: dict[str, Any] = {
     **{"name": str, "columns": _COLUMNS, "source": dict, "is_complete": bool, "shards": list}
 }
@@ -73,6 +73,12 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return manifest
 
 
+def tables_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the table of each field, by field."""
+    columns = manifest["columns"]
+    return dict(zip(columns["keys"], columns.get("tables") or columns["keys"], strict=True))
+
+
 def _problem(manifest: dict[str, Any]) -> str | None:
     """Returns the first error in a manifest, or None.
 
@@ -84,6 +90,10 @@ def _problem(manifest: dict[str, Any]) -> str | None:
     for name in ("dense", "keys", "lists"):
         if not all(isinstance(column, str) for column in columns[name]):
             return f"`columns`: `{name}` is {shown(columns[name])}"
+    tables = columns.get("tables") or []
+    is_text = all(isinstance(table, str) for table in tables)
+    if not is_text or len(tables) not in (0, len(columns["keys"])):
+        return f"`columns`: `tables` is {shown(tables)}"
     for number, shard in enumerate(manifest["shards"]):
         place = f"`shards[{number}]`"
         if (wrong := _wrong(shard, _SHARD_KINDS)) is not None:
@@ -189,7 +199,12 @@ class PreparedReader(ParquetReader):
             num_inputs = whole * of_period + of_rest
         if not num_inputs:
             raise ValueError(f"{name}: the part {part!r} contains no examples. Prepare more data.")
-        self.spec = dataclasses.replace(self.spec, name=manifest["name"], num_examples=num_inputs)
+        self.spec = dataclasses.replace(
+            self.spec,
+            name=manifest["name"],
+            num_examples=num_inputs,
+            tables=tuple(tables_of(manifest).values()),
+        )
 
     def in_memory(self, shuffle_seed: int) -> ArrayReader:
         """Loads all examples; returns a reader that shuffles them each pass.

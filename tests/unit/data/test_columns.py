@@ -205,12 +205,22 @@ def test_typed_columns_equal_parquet_reader(tmp_path):
         ({"label": {"column": "n", "positive": ["1"]}, "keys": ["k"]}, "'n' has the type double"),
         ({"label": "k", "keys": ["both"]}, "'both' has the type struct"),
         (
+            {"label": "n", "keys": ["text", {"column": "k", "table": "text"}]},
+            "'text' and 'k' share the table 'text', but their ids are hashed text and integers",
+        ),
+        (
             {"label": "n", "keys": [{"column": "k", "as": "hex"}]},
             "Expected text for a key with `as`",
         ),
     ],
 )
 def test_unsupported_types_raise(schema, named):
-    types = {"day": pa.date32(), "k": pa.int64(), "n": pa.float64(), "both": pa.struct([])}
+    types = {
+        "text": pa.string(),
+        "day": pa.date32(),
+        "k": pa.int64(),
+        "n": pa.float64(),
+        "both": pa.struct([]),
+    }
     with pytest.raises(ValueError, match=named):
         columns_of(parse_schema(schema), types)

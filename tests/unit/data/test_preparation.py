@@ -23,10 +23,11 @@ from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.avazu import AvazuReader
 from slipstream_tf.data.readers.base import Rows
 from slipstream_tf.data.readers.criteo import CriteoReader
+from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.parquet import ParquetReader
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema
-from slipstream_tf.data.spec import BadLineError
+from slipstream_tf.data.spec import MISSING_KEY, BadLineError
 
 
 def collect(reader):
@@ -163,6 +164,32 @@ def test_negative_ids_and_missing_values_have_rows(tmp_path, run_prepare):
     model.fit(reader.dataset().map(lambda features, label: (features["keys"], label)), verbose=0)
     assert {name: len(layer.table(name)) for name in ("user", "item")} == {"user": 5, "item": 3}
     assert len(layer.table("user").keys()) == 5
+
+
+def test_histories_keep_their_order_and_train_din(tmp_path, run_prepare):
+    """A history of items is read in its order, and shares the rows of the item."""
+    histories = [["d", "a", "c", "a"], ["b"], [], ["c", "b", "a", "d", "b"]]
+    lines = [f"{i % 2},{'abcd'[i % 4]},{' '.join(histories[i % 4])}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["click,item,seen", *lines]))
+    keys = ["item", {"column": "seen", "separator": " ", "table": "item"}]
+    schema = parse_schema({"label": "click", "keys": keys})
+    run_prepare(tmp_path / "a.csv", tmp_path / "out", schema=schema)
+    reader = PreparedReader(tmp_path / "out", 20)
+    assert reader.spec.features == {"item": "item", "seen": "item"}
+    # An empty text is a missing list.
+    expected = [
+        [hash_string(item.encode()) for item in history] or [MISSING_KEY] for history in histories
+    ]
+    features, _ = next(iter(reader.dataset()))
+    assert features["keys"]["seen"].to_list() == expected * 5
+    layer = slip.keras.EmbeddingCollection(
+        [slip.Table("item", 4)],
+        features=[slip.FeatureSpec("item", "item"), slip.FeatureSpec("seen", "item", None)],
+    )
+    model = slip.models.DIN(layer, history={"seen": "item"}, attention=[4], deep=[4])
+    model.compile("sgd", "binary_crossentropy")
+    model.fit(reader.dataset(), verbose=0)
+    assert sorted(layer.table("item").keys()) == sorted({key for row in expected for key in row})
 
 
 class Broken(Exception):

@@ -10,7 +10,11 @@ from slipstream_tf.data.schema import DenseColumn, KeyColumn, parse_schema, read
 
 FULL = {
     "label": {"column": "stars", "positive_from": 4},
-    "keys": ["user", {"column": "tags", "separator": "|"}, {"column": "ad", "as": "integer"}],
+    "keys": [
+        "user",
+        {"column": "tags", "separator": "|", "table": "tag"},
+        {"column": "ad", "as": "integer"},
+    ],
     "dense": ["age", {"column": "price", "transform": "log"}],
     "missing": ["", "NA"],
     "delimiter": "\t",
@@ -26,7 +30,7 @@ def test_schema_with_all_settings_is_parsed(tmp_path):
     assert (schema.label, schema.positive_from) == ("stars", 4)
     assert schema.keys == (
         KeyColumn("user"),
-        KeyColumn("tags", separator="|"),
+        KeyColumn("tags", separator="|", table="tag"),
         KeyColumn("ad", "integer"),
     )
     assert schema.dense == (DenseColumn("age"), DenseColumn("price", "log"))
@@ -61,6 +65,7 @@ def test_delimiter_has_one_or_more_characters(delimiter):
         ({"keys": [{"column": "user", "as": "hash"}]}, "'hash'"),
         ({"keys": [{"name": "user"}]}, "'name'"),
         ({"keys": [{"column": "user", "separator": ""}]}, "separator"),
+        ({"keys": [{"column": "user", "table": 1}]}, "table"),
         ({"dense": [{"column": "age", "transform": "log2"}]}, "log2"),
         ({"delimiter": '"'}, "delimiter"),
         ({"delimiter": "\n"}, "delimiter"),
