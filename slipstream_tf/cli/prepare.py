@@ -18,10 +18,12 @@ from slipstream_tf.cli.flag_set import (
     Flag,
     FlagSet,
     Integer,
+    Number,
     RunError,
     Size,
     Text,
     UsageError,
+    does_nothing,
     raised_as,
 )
 from slipstream_tf.cli.program import import_tensorflow, make_output, run_program
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 _DATA = "DATA"
 # Flags that are passed to `Options` under the same name.
-_OPTIONS = ("shard_rows", "compression", "dim", "strict", "overwrite")
+_OPTIONS = ("shard_rows", "compression", "dim", "strict", "max_bad_fraction", "overwrite")
 _FORMATS = ("auto", "criteo", "avazu", "csv", "parquet")
 WRITING_FLAGS = {
     "Output": (
@@ -72,6 +74,8 @@ _FLAGS = {
              'are hashed to 64 bits, unless "as" is "integer" or "hex": then they are parsed'),
         Flag("strict", None, "stop with an error at the first malformed line, instead of skipping "
              "and counting malformed lines"),
+        Flag("max_bad_fraction", Number(0, 1), "maximum fraction of malformed lines; more end the "
+             "program with an error", 0.1),
     ),
     **WRITING_FLAGS,
 }  # fmt: skip
@@ -100,7 +104,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
 
     Args:
         values: Flag values by flag name, and the list of input files under "DATA".
-        given: Names of the flags on the command line; not used.
+        given: Names of the flags on the command line.
 
     Raises:
         UsageError: If a flag or a file is invalid.
@@ -108,6 +112,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """
     if not values[_DATA]:
         raise UsageError("Missing argument DATA. Expected one or more files of clicks; see --help.")
+    if values["strict"] and "max_bad_fraction" in given:
+        raise does_nothing("max_bad_fraction", "a run without --strict")
     import_tensorflow()
     from slipstream_tf.data.opening import open_source
     from slipstream_tf.data.schema import read_schema
@@ -133,7 +139,12 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
         UsageError: If a flag or a file is invalid.
         RunError: If a file cannot be read or written.
     """
-    from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
+    from slipstream_tf.data.preparation import (
+        Options,
+        OtherPreparation,
+        TooManyBadLinesError,
+        prepare,
+    )
     from slipstream_tf.data.spec import BadLineError
 
     folder = values["output"]
@@ -168,6 +179,10 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
         except BadLineError as error:
             text = str(error).rstrip(".")
             raise RunError(f"{text}. Remove --strict to skip malformed lines.") from None
+        except TooManyBadLinesError as error:
+            raise RunError(
+                f"{error}\nTo use the other lines nevertheless, pass --max_bad_fraction=1."
+            ) from None
         except (OSError, ValueError) as error:
             raise RunError(str(error)) from None
     print(summary(statistics))
@@ -180,6 +195,7 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
 
 def summary(statistics: Mapping[str, Any]) -> str:
     """Formats the content of statistics.json as a table and a few sentences."""
+    from slipstream_tf.data.preparation import reason_lines
 
     def percent(fraction: float | None) -> str:
         return "n/a" if fraction is None else f"{fraction:.1%}"
@@ -210,6 +226,8 @@ def summary(statistics: Mapping[str, Any]) -> str:
             f"{bad:,} malformed lines ({fraction} of all lines) were skipped. The first: "
             f"{statistics['first_bad_line']}"
         )
+        if len(statistics["bad_reasons"]) > 1:
+            lines += reason_lines(statistics["bad_reasons"])
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream_tf._utils.errors import require_choice, require_integer
+from slipstream_tf._utils.errors import require_choice, require_integer, require_number
 from slipstream_tf._utils.memory import require_room
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
@@ -26,6 +26,18 @@ from slipstream_tf.telemetry.run_record import write_json
 
 _LOCK = ".lock"
 _BLOCKS_AHEAD = 2  # Number of parsed blocks that wait, in addition to one block per thread.
+_EARLY_ROWS = 100_000  # From this number of rows on, too many malformed rows stop a preparation.
+_SHOWN_REASONS = 5
+# Part of a reason -> advice. Only the first match of a reason is used.
+_ADVICE = {
+    "columns; expected": "Set `delimiter` and `quoting` in the schema to those of the files.",
+    "positive_from": "If the label is a rating, set `positive_from`; if the column is not the "
+    "label, name another column in the schema.",
+    "a finite number": "List the texts of missing numbers in `missing` of the schema, or use the "
+    "column as a key.",
+    "integer or a missing": "Remove `as` from the key in the schema, so that its text is hashed.",
+    "digits or a missing": "Remove `as` from the key in the schema, so that its text is hashed.",
+}
 
 Progress = Callable[[str, int, int, int], None]
 """Callback with (name of the stage, amount done, total amount, rows read so far)."""
@@ -36,6 +48,10 @@ class OtherPreparation(ValueError):
 
     The source or the settings differ.
     """
+
+
+class TooManyBadLinesError(ValueError):
+    """Raised if more lines are malformed than `Options.max_bad_fraction` allows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +69,8 @@ class Options:
         threads: Number of threads that parse.
         strict: Whether the first malformed row raises an error. By default, malformed rows are
             skipped and counted.
+        max_bad_fraction: Maximum fraction of malformed rows, 0 to 1. More malformed rows raise an
+            error, also after any shard from 100,000 rows on.
         overwrite: Whether to replace data of another preparation in the folder.
     """
 
@@ -63,6 +81,7 @@ class Options:
     count_bytes: int = 2 << 30
     threads: int = 2
     strict: bool = False
+    max_bad_fraction: float = 0.1
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -71,6 +90,7 @@ class Options:
         require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
         require_room("count_bytes", self.count_bytes, self.count_bytes, "key counts", "Options")
         require_choice("compression", self.compression, shard_files.COMPRESSIONS, "Options")
+        require_number("max_bad_fraction", self.max_bad_fraction, 0.0, 1.0, "Options")
 
 
 def prepare(
@@ -97,6 +117,9 @@ def prepare(
     Raises:
         OtherPreparation: If the folder contains other data and `options.overwrite` is False.
         BadLineError: If a row is malformed and `options.strict` is True.
+        TooManyBadLinesError: If more than `options.max_bad_fraction` of the rows are malformed. A
+            call with a higher fraction continues, and a call with another source starts from
+            scratch.
         ValueError: If a file is damaged, or the files contain no well-formed row.
         BlockingIOError: If another process prepares data in this folder.
         OSError: If a file cannot be read or written.
@@ -108,11 +131,12 @@ def prepare(
     manifest = shard_files.make_manifest(source.name, source.columns, described)
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
-        manifest = _begun(folder, manifest, options.overwrite)
+        manifest = _begun(folder, manifest, options)
         first = _first_bad_line(manifest)
         if options.strict and first is not None:
             raise BadLineError(first)
         if manifest["is_complete"]:
+            _require_few_bad_lines(manifest, options.max_bad_fraction)
             found = stats.read_statistics(folder)
             hot, limit = found.get("hot", {}), found.get("count_bytes")
             counted = (hot.get("dim"), hot.get("budget_bytes"), limit)
@@ -126,7 +150,7 @@ def prepare(
         return begun.write_statistics()
 
 
-def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+def _begun(folder: str, manifest: dict[str, Any], options: Options) -> dict[str, Any]:
     """Returns the manifest to continue with, and deletes leftover files.
 
     Leftover files are shards that the manifest does not list, temporary files and outdated
@@ -137,7 +161,7 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     """
     found = None
     if is_prepared(folder):
-        found = _same(folder, manifest, overwrite)
+        found = _same(folder, manifest, options)
     else:
         for name in sorted(os.listdir(folder)):
             if not name.startswith((".", f"{MANIFEST}.")):
@@ -159,21 +183,20 @@ def _begun(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, 
     return found
 
 
-def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+def _same(folder: str, manifest: dict[str, Any], options: Options) -> dict[str, Any] | None:
     """Returns the folder's manifest if its preparation can continue, else None.
 
-    None means that the preparation starts from scratch. This is the case if `overwrite` is True and
-    the folder contains another preparation, or if no example was written, for example because the
-    data was malformed. The latter cannot continue, because the manifest identifies files by name
-    and size, and corrected files may have the same size.
+    None means that the preparation starts from scratch. This is the case if no example was written,
+    or if the folder contains another preparation and `options.overwrite` is True or the other
+    preparation ended because of malformed rows.
 
     Raises:
-        OtherPreparation: If the manifest is of another preparation and `overwrite` is False.
+        OtherPreparation: If the manifest is of another preparation that must not be replaced.
     """
     try:
         found = read_manifest(folder)
     except ValueError as error:
-        if not overwrite:
+        if not options.overwrite:
             raise OtherPreparation(str(error).removesuffix(".")) from None
         return None
     if not any(shard[part] for shard in found["shards"] for part in PARTS):
@@ -181,7 +204,8 @@ def _same(folder: str, manifest: dict[str, Any], overwrite: bool) -> dict[str, A
     same = ("name", "columns", "source")
     if all(found.get(name) == manifest[name] for name in same):
         return found
-    if not overwrite:
+    is_refused = not found["is_complete"] and _has_many_bad_lines(found, options.max_bad_fraction)
+    if not (options.overwrite or is_refused):
         other = [name for name in same if found.get(name) != manifest[name]]
         if other == ["source"]:
             before, now = found["source"], manifest["source"]
@@ -266,17 +290,19 @@ class _Preparation:
                         for row, reason in parsed.reasons.items():
                             path, line = source.line(block, row)
                             bad_lines.add(path, line, reason)
-                            writer.add_bad_line(f"{path}:{line}: {reason}")
+                            writer.add_bad_line(f"{path}:{line}", reason)
                         writer.add(parsed, source.parts(block))
                         rows, end = rows + block.num_rows, block.end
                         self.progress("preparing", block.done, source.size, rows)
                     shards.append(writer.close(end))
                     shard_files.write_manifest(folder, manifest)
+                if end.id >= _EARLY_ROWS:
+                    _require_few_bad_lines(manifest, options.max_bad_fraction)
                 calls.append(counter.submit(self.count, shards[-1]))
             for call in calls:
                 call.result()
-        totals = _totals(manifest)
-        if not sum(totals["inputs"].values()):
+        _require_few_bad_lines(manifest, options.max_bad_fraction)
+        if not sum(_totals(manifest)["inputs"].values()):
             first = _first_bad_line(manifest) or "the files have no rows"
             raise ValueError(f"The data contains no well-formed example: {first}")
         manifest["is_complete"] = True
@@ -366,9 +392,13 @@ def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
         what: {part: sum(shard[part][what] for shard in shards if shard[part]) for part in PARTS}
         for what in ("inputs", "clicks")
     }
+    reasons: collections.Counter[str] = collections.Counter()
+    for shard in shards:
+        reasons.update(shard["bad_reasons"])
     return {
         **counted,
-        "bad_lines": sum(shard["bad_lines"] for shard in shards),
+        "bad_lines": reasons.total(),
+        "bad_reasons": dict(reasons.most_common()),
         "first_bad_line": _first_bad_line(manifest),
         "shards": len(shards),
     }
@@ -377,3 +407,43 @@ def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _first_bad_line(manifest: Mapping[str, Any]) -> str | None:
     lines = (shard["first_bad_line"] for shard in manifest["shards"])
     return next((line for line in lines if line is not None), None)
+
+
+def _has_many_bad_lines(manifest: Mapping[str, Any], max_fraction: float) -> bool:
+    totals = _totals(manifest)
+    bad = totals["bad_lines"]
+    return bad > max_fraction * (bad + sum(totals["inputs"].values()))
+
+
+def _require_few_bad_lines(manifest: Mapping[str, Any], max_fraction: float) -> None:
+    """Raises TooManyBadLinesError if more than `max_fraction` of the rows are malformed."""
+    if not _has_many_bad_lines(manifest, max_fraction):
+        return
+    totals = _totals(manifest)
+    bad, good = totals["bad_lines"], sum(totals["inputs"].values())
+    head = "" if good else "The data contains no well-formed example. "
+    reasons = totals["bad_reasons"]
+    lines = [
+        f"{head}{bad:,} of {bad + good:,} lines ({bad / (bad + good):.1%}) are malformed. Expected "
+        f"at most {max_fraction:.1%}. The reasons:",
+        *reason_lines(reasons),
+        f"The first is {totals['first_bad_line']}.",
+        *dict.fromkeys(advice for reason in reasons if (advice := _advice(reason))),
+    ]
+    raise TooManyBadLinesError("\n".join(lines))
+
+
+def reason_lines(reasons: Mapping[str, int]) -> list[str]:
+    """Returns a line of text for each of the most frequent reasons of malformed lines.
+
+    Args:
+        reasons: Number of malformed lines by reason, by descending number.
+    """
+    shown = list(reasons.items())[:_SHOWN_REASONS]
+    lines = [f"  {count:,} lines: {reason}" for reason, count in shown]
+    rest = len(reasons) - len(shown)
+    return [*lines, f"  and {rest} more reasons"] if rest else lines
+
+
+def _advice(reason: str) -> str:
+    return next((advice for part, advice in _ADVICE.items() if part in reason), "")

@@ -5,8 +5,10 @@ is written to temporary files, synced and renamed. Then it is added to the manif
 not in the manifest is written again, so that an interrupted preparation ends with the same bytes.
 """
 
+import collections
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,11 @@ from slipstream_tf.data.spec import PARTS
 from slipstream_tf.telemetry.run_record import to_json, write_json
 
 GROUP_ROWS = 131_072  # Number of rows in a row group.
+_MAX_REASONS = 50  # Further kinds of errors of a shard are counted together.
+_OTHER_REASONS = "other reasons"
 COMPRESSIONS = ("snappy", "zstd", "none")
+# The value in the reason of a malformed row: "price is 'x'; expected a number".
+_VALUE = re.compile(r" is .*; expected", re.DOTALL)
 
 
 def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +73,7 @@ class ShardWriter:
             part: _PartWriter(folder, f"{part}/{number:06d}.parquet", columns, compression)
             for part in PARTS
         }
-        self._bad_lines = 0
+        self._bad_reasons: collections.Counter[str] = collections.Counter()
         self._first_bad_line: str | None = None
 
     def add(self, parsed: ParsedRows, parts: Mapping[str, np.ndarray]) -> None:
@@ -82,13 +88,19 @@ class ShardWriter:
             if is_wanted.any():
                 self._parts[part].add(parsed.table.filter(pa.array(is_wanted)))
 
-    def add_bad_line(self, words: str) -> None:
-        """Counts a malformed row of the piece.
+    def add_bad_line(self, place: str, reason: str) -> None:
+        """Counts a malformed row of the piece by the kind of its error.
 
-        The message of the first malformed row is kept.
+        Args:
+            place: File and line. They are kept for the first malformed row.
+            reason: Description of the error. Reasons that differ only in the value are counted
+                together.
         """
-        self._bad_lines += 1
-        self._first_bad_line = self._first_bad_line or words
+        kind = _VALUE.sub(r" is malformed; expected", reason)
+        if kind not in self._bad_reasons and len(self._bad_reasons) >= _MAX_REASONS:
+            kind = _OTHER_REASONS
+        self._bad_reasons[kind] += 1
+        self._first_bad_line = self._first_bad_line or f"{place}: {reason}"
 
     def close(self, end: Position) -> dict[str, Any]:
         """Completes and renames the files.
@@ -101,7 +113,8 @@ class ShardWriter:
         """
         return {
             **{part: self._parts[part].close() for part in PARTS},
-            "bad_lines": self._bad_lines,
+            "bad_lines": self._bad_reasons.total(),
+            "bad_reasons": dict(self._bad_reasons),
             "first_bad_line": self._first_bad_line,
             "end": dataclasses.asdict(end),
         }

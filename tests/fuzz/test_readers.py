@@ -227,7 +227,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "a.csv").write_bytes(table() + b"4,u9,a|b,12,0a,1.5,3,x\n" * 20)
     source, files = open_source([str(folder / "a.csv")], "csv", parse_schema(SCHEMA))
-    prepare(source, files, str(folder / "out"), Options(shard_rows=10))
+    prepare(source, files, str(folder / "out"), Options(shard_rows=10, max_bad_fraction=1.0))
     return folder / "out"
 
 
@@ -265,7 +265,12 @@ def test_prepared_data_reads_back(name: str, tmp_path: Path) -> None:
 
         def work() -> None:
             source, files = open_source([str(path)], name, parse_schema(schema))
-            prepare(source, files, str(folder), Options(shard_rows=10, count_bytes=1 << 20))
+            prepare(
+                source,
+                files,
+                str(folder),
+                Options(shard_rows=10, count_bytes=1 << 20, max_bad_fraction=1.0),
+            )
             reported = json.loads((folder / "prepared.json").read_text())
             inputs = sum(
                 s[p]["inputs"] for s in reported["shards"] for p in ("train", "test") if s[p]

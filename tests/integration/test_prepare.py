@@ -203,6 +203,8 @@ def test_custom_csv_is_prepared_and_trained(
             ("--output=", "lines.tsv", "can be created and written"),
         ),
         (("{data}", "--output={out}", "--schema={out}"), 2, ("--schema=", "No such file")),
+        (("{data}", "--output={out}", "--strict", "--max_bad_fraction=0"), 2, ("--max_bad_frac",)),
+        (("{data}", "--output={out}"), 1, ("pass --max_bad_fraction=1",)),
         (
             ("{data}", "--output={out}", "--strict"),
             1,
@@ -222,11 +224,16 @@ def test_errors_print_one_line(
     path.write_text("\n".join([*lines[:2], "1\t2", *lines[2:]]))
     filled = [a.format(data=path, out=tmp_path / "out") for a in arguments]
     assert run(*filled) == code
-    errors = capsys.readouterr().err.splitlines()
-    line = errors[-1]
-    assert line.startswith("slipstream-prepare: ")
+    captured = capsys.readouterr()
+    assert "slipstream-train" not in captured.out
+    # The progress bar is on the same stream.
+    message = captured.err[captured.err.index("slipstream-prepare: ") :]
+    if arguments[0] == "{data}" and len(arguments) == 2 and code == 1:
+        assert "1 of 6 lines (16.7%) are malformed. Expected at most 10.0%" in message
+    else:
+        assert len(message.splitlines()) == 1
     for text in named:
-        assert text in line
+        assert text in message
 
 
 def test_help_fits_screen_and_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ _NONE = type(None)
 _SHARD_KINDS: dict[str, Any] = {
     **{part: (dict, _NONE) for part in PARTS},
     "bad_lines": int,
+    "bad_reasons": dict,
     "first_bad_line": (str, _NONE),
     "end": dict.fromkeys(("file", "offset", "row", "id"), int),
 }
@@ -101,6 +102,8 @@ def _problem(manifest: dict[str, Any]) -> str | None:
         end = shard["end"]
         if len(end) != len(_SHARD_KINDS["end"]) or min(end.values()) < 0:
             return f"{place}: `end` is {shown(end)}"
+        if not all(isinstance(count, int) for count in shard["bad_reasons"].values()):
+            return f"{place}: `bad_reasons` is {shown(shard['bad_reasons'])}"
         for part in PARTS:
             if shard[part] is None:
                 continue

@@ -96,12 +96,7 @@ def _save(
         warnings.filterwarnings("ignore", message=r"(?s).*[Gg]lyph.*missing from")
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
-        if not panel.curves:
-            axes.set_axis_off()
-            text = textwrap.fill(textwrap.shorten(" ".join(absences(panel)), 500), 46)
-            written = axes.text(0.5, 0.5, text, ha="center", va="center", color="#444444")
-            written.set_parse_math(False)
-        elif panel.categories:
+        if panel.categories:
             _draw_bars(axes, panel, color_of)
         else:
             _draw_lines(axes, panel, color_of)
@@ -195,8 +190,6 @@ def _name_runs(figure: Any, panel: Panel, color_of: Mapping[str, str]) -> None:
     """Writes run names and the sentences of `absences` below a plot."""
     from matplotlib.lines import Line2D
 
-    if not panel.curves:
-        return
     runs = runs_of(panel.curves)
     handles = [Line2D([], [], color=color_of[run], linewidth=3) for run in runs]
     labels = [run if len(run) <= _LONGEST_NAME else f"{run[:_LONGEST_NAME]}..." for run in runs]

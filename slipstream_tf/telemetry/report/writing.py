@@ -77,7 +77,9 @@ def write_report(
     for path in (pictures, tables):
         os.makedirs(path, exist_ok=True)
     color_of = drawing.colors([run.name for run in runs])
-    panels = [*plots.quality(runs), *plots.windows(runs), *plots.costs(runs)]
+    all_panels = [*plots.quality(runs), *plots.windows(runs), *plots.costs(runs)]
+    panels = [panel for panel in all_panels if panel.curves]
+    empty = [panel.title for panel in all_panels if not panel.curves]
     drawings = {}
     for panel in progress(panels):
         drawings[panel.name] = drawing.svg(panel, color_of)
@@ -89,7 +91,7 @@ def write_report(
     _write_table(os.path.join(tables, "settings_that_differ.csv"), header, rows)
     path = os.path.join(folder, PAGE)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(_page(runs, panels, drawings, color_of))
+        file.write(_page(runs, panels, drawings, color_of, empty))
     return path
 
 
@@ -121,6 +123,7 @@ def _page(
     panels: Sequence[Panel],
     drawings: Mapping[str, str],
     color_of: Mapping[str, str],
+    empty: Sequence[str],
 ) -> str:
     """Returns the HTML page.
 
@@ -129,6 +132,7 @@ def _page(
         panels: The panels, in order. Panels of a group are shown side by side.
         drawings: The `<svg>` element of each panel, by panel name.
         color_of: The color of each run, #rrggbb, by run name.
+        empty: Titles of the panels that are omitted because no run has data for them.
     """
     groups = [
         f"<section>\n<h2>{_escape(group)}</h2>\n"
@@ -137,7 +141,8 @@ def _page(
         for group, of in groupby(panels, key=lambda panel: panel.group)
     ]
     count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
-    body = "\n".join([_summary(runs, color_of), _settings(runs, color_of), *groups])
+    omitted = f'<p class="absent">No run has data for: {", ".join(empty)}.</p>' if empty else ""
+    body = "\n".join([_summary(runs, color_of), _settings(runs, color_of), *groups, omitted])
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -198,12 +203,11 @@ def _settings(runs: Sequence[Run], color_of: Mapping[str, str]) -> str:
 
 def _figure(panel: Panel, drawing: str, color_of: Mapping[str, str]) -> str:
     key = "".join(f"<li>{_named(run, color_of)}</li>" for run in runs_of(panel.curves))
-    # If there is no curve, the drawing itself contains these sentences.
     absent = "".join(f'<p class="absent">{_escape(text)}</p>' for text in absences(panel))
     return (
         f'<figure id="plot-{panel.name}">\n<h3>{_escape(panel.title)}</h3>\n{drawing}\n'
-        + (f'<ul class="key">{key}</ul>\n{absent}\n' if key else "")
-        + f"<figcaption>{_escape(panel.caption)}</figcaption>\n</figure>\n"
+        f'<ul class="key">{key}</ul>\n{absent}\n'
+        f"<figcaption>{_escape(panel.caption)}</figcaption>\n</figure>\n"
     )
 
 

@@ -88,18 +88,22 @@ def test_report_files_contain_record_values(
 
 
 @needs_matplotlib
-def test_plot_without_data_shows_reason(
+def test_plots_without_data_are_omitted(
     make_record: Callable[..., Any], write_run: Write, tmp_path: Path
 ) -> None:
-    from slipstream_tf.telemetry.report.drawing import absences
     from slipstream_tf.telemetry.report.plots import windows
     from slipstream_tf.telemetry.report.runs import read_runs
+    from slipstream_tf.telemetry.report.writing import write_report
 
     record = make_record()
     record["windows"] = []
     runs = read_runs([write_run(name, record) for name in ("a", "b")])
+    page = Path(write_report(runs, str(tmp_path / "report"))).read_text(encoding="utf-8")
+    drawn = {path.stem for path in (tmp_path / "report" / "png").iterdir()}
+    assert len(drawn) == page.count("<figure ") == 12
     for panel in windows(runs):
-        assert not panel.curves and absences(panel) == ["Not recorded by a, b."]
+        assert panel.name not in drawn and f"<h3>{panel.title}</h3>" not in page
+    assert "No run has data for: Saturated fraction, Threshold T, " in page
 
 
 @needs_matplotlib

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import slipstream_tf as slip
-from slipstream_tf.data import shards
+from slipstream_tf.data import preparation, shards
 from slipstream_tf.data.opening import open_source
-from slipstream_tf.data.preparation import OtherPreparation
+from slipstream_tf.data.preparation import OtherPreparation, TooManyBadLinesError
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.avazu import AvazuReader
@@ -339,6 +339,57 @@ def test_strict_mode_names_first_bad_line(tmp_path, criteo_lines, run_prepare):
         run_prepare(path, tmp_path / "out", shard_rows=100, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("label_of", "bad"),
+    [
+        (lambda i: 1 if i % 9 == 0 else -1, 2_666),  # Labels of -1 and 1.
+        (lambda i: 1 + i % 5, 2_400),  # Ratings of 1 to 5.
+        (lambda i: i, 2_998),  # A row number.
+    ],
+)
+def test_label_out_of_range_raises_with_counts_and_advice(tmp_path, run_prepare, label_of, bad):
+    path = tmp_path / "a.csv"
+    lines = [f"{label_of(i)},u{i % 7}" for i in range(3_000)]
+    path.write_text("\n".join(["click,user", *lines]) + "\n")
+    schema = parse_schema({"label": "click", "keys": ["user"]})
+    with pytest.raises(TooManyBadLinesError) as raised:
+        run_prepare(path, tmp_path / "out", schema=schema, shard_rows=500)
+    text = str(raised.value)
+    assert f"{bad:,} of 3,000 lines ({bad / 3_000:.1%}) are malformed. Expected at most" in text
+    reasons = [line for line in text.splitlines() if line.startswith("  ")]
+    assert len(reasons) == 1
+    assert reasons[0].startswith(f"  {bad:,} lines: click is malformed; expected a number from 0")
+    assert f"The first is {path}:" in text and "set `positive_from`" in text
+    with pytest.raises(ValueError, match="is incomplete"):
+        PreparedReader(tmp_path / "out", 10)
+    # The corrected schema replaces the refused preparation.
+    schema = parse_schema({"label": {"column": "click", "positive_from": 1}, "keys": ["user"]})
+    assert run_prepare(path, tmp_path / "out", schema=schema, shard_rows=500)["bad_lines"] == 0
+
+
+def test_reasons_of_bad_lines_are_counted_over_interruptions(tmp_path, monkeypatch, run_prepare):
+    lines = [f"{i % 2},{i}" for i in range(1_000)]
+    lines[::10] = [f"{i},x,y" for i in range(100)]
+    lines[5::20] = [f"1,u{i}" for i in range(50)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["click,user", *lines]) + "\n")
+    key = {"column": "user", "as": "integer"}
+    options = {"schema": parse_schema({"label": "click", "keys": [key]}), "shard_rows": 100}
+    monkeypatch.setattr(preparation, "_EARLY_ROWS", 300)
+    with pytest.raises(TooManyBadLinesError, match=r"45 of 300 lines \(15.0%\)") as raised:
+        run_prepare(path, tmp_path / "out", **options)
+    assert "Set `delimiter` and `quoting`" in str(raised.value)
+    assert "Remove `as` from the key" in str(raised.value)
+    statistics = run_prepare(path, tmp_path / "out", max_bad_fraction=0.15, **options)
+    assert statistics["bad_lines"] == 150
+    assert statistics["bad_reasons"] == {
+        "the line has 3 columns; expected 2, separated by ','": 100,
+        "user is malformed; expected a 64-bit integer or a missing value": 50,
+    }
+    with pytest.raises(TooManyBadLinesError, match="150 of 1,000 lines"):
+        run_prepare(path, tmp_path / "out", **options)
+
+
 def test_damaged_files_are_named_in_error(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.tsv.gz"
     whole = gzip.compress("\n".join(criteo_lines(3_000)).encode())
@@ -355,7 +406,7 @@ def test_input_without_rows_raises(tmp_path, criteo_lines, run_prepare):
     path = tmp_path / "a.csv"
     path.write_text("y,k\nx,1\n")
     schema = parse_schema({"label": "y", "keys": ["k"]})
-    with pytest.raises(ValueError, match=r"contains no well-formed example: .*a\.csv:2: y is 'x'"):
+    with pytest.raises(ValueError, match=r"(?s)no well-formed example\. .*a\.csv:2: y is 'x'"):
         run_prepare(path, tmp_path / "out", schema=schema)
     path.write_text("y,k\n")
     with pytest.raises(ValueError, match="have no rows"):
