@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from slipstream_tf.cli.data import fingerprint_of
 from slipstream_tf.cli.flag_set import RunError, StoppedError, UsageError, does_nothing, raised_as
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.telemetry.run_record import to_json, write_json
@@ -34,6 +35,8 @@ RUN = "run.json"
 _NOT_WRITTEN = "The checkpoint cannot be written: "
 # Settings that may change when a run is resumed, because they do not change the results.
 _FREE = ("threads", "tensorboard", "trace")
+# Values of a file's fingerprint that `is_unchanged` compares.
+_OF_FILE = ("sample", "modified", "sha256")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,14 +157,22 @@ def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None
                 f"{saving.output} has {_shown(before.get(name))}. Expected that value, or another "
                 "--output to train from scratch."
             )
-    for name, value in saved["data"].items():
-        if value != run["data"].get(name):
-            raise UsageError(
-                f"Invalid flag --data={run['settings']['data']} with --{saving.flag}: the data set "
-                f"has changed since the run in {saving.output} started: `{name}` was "
-                f"{_shown(value)} and is {_shown(run['data'].get(name))}. Expected the same data, "
-                "or another --output to train from scratch."
-            )
+    from slipstream_tf.data.fingerprints import is_unchanged
+
+    data = run["settings"]["data"]
+    changed = [
+        f"`{name}` was {_shown(value)} and is {_shown(run['data'].get(name))}"
+        for name, value in saved["data"].items()
+        if name not in _OF_FILE and value != run["data"].get(name)
+    ]
+    if not changed and os.path.isfile(data) and not is_unchanged(data, saved["data"]):
+        changed = ["the content of the file differs"]
+    if changed:
+        raise UsageError(
+            f"Invalid flag --data={data} with --{saving.flag}: the data set has changed since the "
+            f"run in {saving.output} started: {changed[0]}. Expected the same data, or another "
+            "--output to train from scratch."
+        )
 
 
 def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
@@ -172,9 +183,7 @@ def describe(settings: Settings, spec: Any, ranks: int) -> dict[str, Any]:
         spec: The `DataSpec` of the training part.
         ranks: Number of ranks of the job.
     """
-    data = to_json(dataclasses.asdict(spec))
-    if os.path.isfile(settings.data):
-        data["bytes"] = os.path.getsize(settings.data)
+    data = {**to_json(dataclasses.asdict(spec)), **fingerprint_of(settings.data)}
     return {"ranks": ranks, "settings": settings.to_dict(), "data": data}
 
 
@@ -292,7 +301,17 @@ class RunCheckpoints:
         Call it before the first step.
         """
         if self._saving.every and self._comm.rank == 0:
-            write_json(str(self._saving.directory / RUN), self._run)
+            data = {**self._run["data"], **self._fingerprint()}
+            write_json(str(self._saving.directory / RUN), {**self._run, "data": data})
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Returns the data's fingerprint. A file is hashed only if run.json lacks its hash."""
+        data, path = self._run["settings"]["data"], self._saving.directory / RUN
+        if self.resumed_at and os.path.isfile(data):
+            saved = _read(path, self._saving.flag)["data"]
+            if saved["modified"] == os.stat(data).st_mtime_ns:
+                return {name: saved[name] for name in _OF_FILE}
+        return fingerprint_of(data, is_full=True)
 
     def after_step(self, step: int, notes: Callable[[], Mapping[str, Any]]) -> None:
         """Saves a checkpoint every `saving.every` steps and after SIGTERM.

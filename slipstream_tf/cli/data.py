@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from slipstream_tf.cli.flag_set import UsageError, does_nothing, raised_as
@@ -97,6 +98,9 @@ def open_parts(settings: Settings) -> Parts:
         UsageError: If the data cannot be opened.
     """
     import_tensorflow()
+    manifest = _prepared(settings.data)
+    if manifest is not None:
+        _require_trainable(settings, manifest)
     with _refusing(settings.data):
         _require_header(settings.data)
         train = _open(settings, "train")
@@ -107,6 +111,33 @@ def open_parts(settings: Settings) -> Parts:
             fraction = 2 * _TEST_FRACTION if settings.holds_out else _TEST_FRACTION
             num_examples = _estimated_inputs(settings.data, 1 - fraction)
     return Parts(train, valid, test, num_examples)
+
+
+def fingerprint_of(data: str, is_full: bool = False) -> dict[str, Any]:
+    """Returns values that identify the content of a data set, JSON-serializable.
+
+    Args:
+        data: Value of --data.
+        is_full: Whether to include the modification time and the SHA-256 of a file, which takes
+            about a second per GB. Folders of slipstream-prepare contain the SHA-256 of their
+            source files.
+
+    Returns:
+        `"content"`, a hash of the manifest of prepared data. For a file, the values of
+        `data.fingerprints.fingerprint`. Empty for generated data.
+    """
+    from slipstream_tf.data import fingerprints
+
+    manifest = _prepared(data)
+    if manifest is not None:
+        return {"content": fingerprints.of_manifest(manifest)}
+    if not os.path.isfile(data):
+        return {}
+    with _refusing(data):
+        found = fingerprints.fingerprint(data)
+        if is_full:
+            return {**found, "sha256": fingerprints.sha256(data)}
+    return {name: found[name] for name in ("bytes", "sample")}
 
 
 def best_auc(reader: Reader) -> float | None:
@@ -124,6 +155,25 @@ def best_auc(reader: Reader) -> float | None:
 
 def _refusing(data: str) -> contextlib.AbstractContextManager[None]:
     return raised_as(UsageError, f"Invalid flag --data={data}: ")
+
+
+def _require_trainable(settings: Settings, manifest: Mapping[str, Any]) -> None:
+    """Raises `UsageError` if prepared data does not fit the settings, or has only one label."""
+    shards = [shard["train"] for shard in manifest["shards"] if shard["train"] is not None]
+    if settings.shuffle == "shards" and len(shards) == 1:
+        raise does_nothing(
+            "shuffle=shards",
+            f"two or more shards, but {settings.data} has one. Pass --shuffle=examples, or prepare "
+            "the data with a smaller --shard_rows",
+        )
+    inputs, clicks = (sum(shard[name] for shard in shards) for name in ("inputs", "clicks"))
+    if inputs and clicks in (0, inputs):
+        raise UsageError(
+            f"Invalid flag --data={settings.data}: all {inputs:,} training examples have the label "
+            f"{int(clicks > 0)}. Expected examples of both labels, because a model cannot learn "
+            "from one. Check `label` and `positive_from` in the schema of slipstream-prepare, and "
+            "the order of the lines: slipstream-prepare --split=random mixes them."
+        )
 
 
 def _require_header(data: str) -> None:

@@ -7,6 +7,7 @@ table of the statistics.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ from slipstream_tf.telemetry.table import format_table
 
 if TYPE_CHECKING:
     from slipstream_tf.data.sources import Source
+    from slipstream_tf.data.split import Split
 
 _DATA = "DATA"
 # Flags that are passed to `Options` under the same name.
@@ -68,17 +70,34 @@ _FLAGS = {
              '{"column": "ad", "as": "integer"}], "dense": [{"column": "price", "transform": "log"}'
              '], "missing": ["", "NA"]}. '
              'Further entries: "delimiter" (default: ,), "quoting" ("none": quotes are ordinary '
-             'characters), "escape" (for example a backslash) and "columns" (names, for files '
-             'without a header). A label {"column": "stars", "positive_from": 4} is 1 from 4 stars '
-             'on, and {"column": "action", "positive": ["buy"]} is 1 for the text "buy". Text keys '
-             'are hashed to 64 bits, unless "as" is "integer" or "hex": then they are parsed'),
+             'characters), "escape" (for example a backslash), "columns" (names, for files without '
+             'a header) and "time" (the column of --split=time). A label {"column": "stars", '
+             '"positive_from": 4} is 1 from 4 stars on, and {"column": "action", "positive": '
+             '["buy"]} is 1 for the text "buy". Text keys are hashed to 64 bits, unless "as" is "integer" or "hex": then they are parsed'),
         Flag("strict", None, "stop with an error at the first malformed line, instead of skipping "
              "and counting malformed lines"),
         Flag("max_bad_fraction", Number(0, 1), "maximum fraction of malformed lines; more end the "
              "program with an error", 0.1),
     ),
+    "Parts": (
+        Flag("split", Choice(("runs", "random", "time")), "division of DATA: runs puts every tenth "
+             "run of 100 lines into the test part (every tenth line, if there are fewer than "
+             "1,000), random draws the part of each line, and time puts the last lines by the "
+             'column "time" of the schema into the test part', "runs"),
+        Flag("test_fraction", Number(0, 1, open_maximum=True), "fraction of the test part", 0.1),
+        Flag("valid_fraction", Number(0, 1, open_maximum=True), "fraction of the validation part; "
+             "0 writes none, and slipstream-train takes it from the training part", 0.0),
+        Flag("split_seed", Integer(0, (1 << 31) - 1), "seed of --split=random", 0),
+        Flag("test", Text(), "files of the test part, separated by commas; DATA is not divided"),
+        Flag("valid", Text(), "files of the validation part, separated by commas"),
+    ),
     **WRITING_FLAGS,
 }  # fmt: skip
+# The flags that `--help` lists, chosen to fit on one screen. `--helpfull` lists all.
+_BASIC = (
+    *("format", "schema", "strict", "max_bad_fraction", "split", "test_fraction", "test", "valid"),
+    *("output", "overwrite", "shard_rows"),
+)
 
 
 def make_flags() -> FlagSet:
@@ -88,14 +107,16 @@ def make_flags() -> FlagSet:
         "Converts click logs to Parquet shards for slipstream-train --data=FOLDER, and reports the "
         "number of keys per field, their skew and the fraction of hot examples. DATA is Criteo TSV "
         "(of Kaggle, or days of the Terabyte logs) or Avazu CSV, or with a --schema other CSV or "
-        "Parquet; text files may be compressed (.gz). Every tenth run of 100 lines is in the test "
-        "part. After an interruption, the same command continues the preparation.",
+        "Parquet; text files may be compressed (.gz). After an interruption, the same command "
+        "continues the preparation.",
         (
             "slipstream-prepare day_0.gz day_1.gz --output=criteo",
             "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks",
+            "slipstream-prepare train.csv --test=test.csv --schema=clicks.json --output=clicks",
         ),
         _FLAGS,
         arguments=_DATA,
+        basic=_BASIC,
     )
 
 
@@ -112,11 +133,11 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     """
     if not values[_DATA]:
         raise UsageError("Missing argument DATA. Expected one or more files of clicks; see --help.")
-    if values["strict"] and "max_bad_fraction" in given:
-        raise does_nothing("max_bad_fraction", "a run without --strict")
+    _require_effects(values, given)
     import_tensorflow()
-    from slipstream_tf.data.opening import open_source
+    from slipstream_tf.data.opening import list_files, open_source
     from slipstream_tf.data.schema import read_schema
+    from slipstream_tf.data.split import Split
 
     schema = None
     if values["schema"] is not None:
@@ -125,15 +146,63 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         )
         with raised_as(UsageError, problem):
             schema = read_schema(values["schema"])
-    write(lambda: open_source(values[_DATA], values["format"], schema), values)
+    if values["split"] != "time" and schema is not None:
+        schema = dataclasses.replace(schema, time=None)
+    elif values["split"] == "time" and (schema is None or schema.time is None):
+        raise does_nothing("split=time", 'a --schema with "time", the name of a column')
+    with raised_as(UsageError, "Invalid argument DATA: "):
+        files = list_files(values[_DATA])
+    parts = [None if values["test"] is None else "train"] * len(files)
+    for part in ("valid", "test"):
+        if values[part] is not None:
+            with raised_as(UsageError, f"Invalid flag --{part}: "):
+                own = list_files(values[part].split(","))
+            files, parts = files + own, parts + [part] * len(own)
+    split = Split(
+        values["split"],
+        values["test_fraction"],
+        values["valid_fraction"],
+        values["split_seed"],
+        tuple(parts) if any(parts) else (),
+    )
+    write(lambda: open_source(files, values["format"], schema), values, split)
 
 
-def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[str, Any]) -> None:
+def _require_effects(values: Mapping[str, Any], given: frozenset[str]) -> None:
+    """Raises `UsageError` for a flag on the command line that has no effect."""
+    divides = values["test"] is None
+    of_kind = {
+        "max_bad_fraction": (not values["strict"], "a run without --strict"),
+        "split": (divides, "a run without --test, so that DATA is divided"),
+        "split_seed": (values["split"] == "random", "--split=random"),
+        "test_fraction": (values["split"] != "runs", "--split=random or --split=time"),
+        "valid_fraction": (
+            values["split"] != "runs" and values["valid"] is None,
+            "--split=random or --split=time, and no --valid",
+        ),
+    }
+    for name, (has_effect, needs) in of_kind.items():
+        if name in given and not has_effect:
+            raise does_nothing(name, needs)
+    if values["test_fraction"] + values["valid_fraction"] >= 1.0:
+        raise UsageError(
+            f"Invalid flag --test_fraction={values['test_fraction']} with --valid_fraction="
+            f"{values['valid_fraction']}. Expected a sum below 1."
+        )
+
+
+def write(
+    open_source: Callable[[], tuple[Source, list[str]]],
+    values: Mapping[str, Any],
+    split: Split | None = None,
+) -> None:
     """Writes the folder for `slipstream-train --data` and prints its statistics.
 
     Args:
         open_source: Function that returns the source of the examples and the paths of its files.
-        values: Values of `WRITING_FLAGS`, and of "strict" if the program has that flag.
+        values: Values of `WRITING_FLAGS`, and of "strict" and "max_bad_fraction" if the program has
+            these flags.
+        split: How the rows are divided into parts. Defaults to the parts of the source.
 
     Raises:
         UsageError: If a flag or a file is invalid.
@@ -146,6 +215,7 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
         prepare,
     )
     from slipstream_tf.data.spec import BadLineError
+    from slipstream_tf.data.split import Split
 
     folder = values["output"]
     if folder is None:
@@ -161,6 +231,7 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
         count_bytes=values["count_mb"] << 20,
         threads=values["threads"] or len(os.sched_getaffinity(0)),
         **{name: values[name] for name in _OPTIONS if name in values},
+        split=split or Split(),
     )
     with raised_as(UsageError, "Invalid argument DATA: "):
         source, files = open_source()
@@ -187,10 +258,34 @@ def write(open_source: Callable[[], tuple[Source, list[str]]], values: Mapping[s
             raise RunError(str(error)) from None
     print(summary(statistics))
     seconds = time.monotonic() - begin
+    problem = why_untrainable(statistics)
     print(
         f"{os.path.abspath(folder)} contains {statistics['shards']:,} shards; {bars.rows:,} lines "
-        f"were read in {seconds:,.1f} s. To train, run: slipstream-train --data={folder}"
+        f"were read in {seconds:,.1f} s. "
+        + (problem or f"To train, run: slipstream-train --data={folder}")
     )
+
+
+def why_untrainable(statistics: Mapping[str, Any]) -> str:
+    """Returns why `slipstream-train` cannot train and evaluate on data, or an empty string.
+
+    Args:
+        statistics: Content of statistics.json.
+    """
+    inputs, clicks = statistics["inputs"], statistics["clicks"]
+    for part in ("train", "test"):
+        if not inputs[part]:
+            return (
+                f"Note: slipstream-train needs a {part} part, but it has no examples. Prepare at "
+                "least ten lines, or choose the parts with --split, --valid or --test."
+            )
+    if clicks["train"] in (0, inputs["train"]):
+        return (
+            f"Note: all training examples have the label {int(clicks['train'] > 0)}, so a model "
+            "cannot learn. Check `label` and `positive_from` in the schema, and the order of the "
+            "lines: --split=random mixes them."
+        )
+    return ""
 
 
 def summary(statistics: Mapping[str, Any]) -> str:

@@ -115,13 +115,13 @@ class Trainer:
         # weights are the same, because rank 0 broadcasts them.
         keras.utils.set_random_seed(settings.seed + comm.rank)
         # Ranks with different flags or data would run different collectives and wait forever.
-        data = dataclasses.asdict(self._parts.train.spec)
-        run = {"settings": settings.to_dict(), "data": data}
+        run = {name: self._saved_run[name] for name in ("settings", "data")}
         try:
             require_same(comm, run, "slipstream.run", "slipstream-train")
         except ValueError as error:  # `require_same` raises on all ranks.
             with agreed(comm, "run"):
                 text = re.sub(r": settings\.(engine\.)?", ": --", str(error), count=1)
+                text = re.sub(r": data\.(\w+) is", r": `\1` of --data is", text, count=1)
                 raise UsageError(text) from None
         if self._saving.is_used:
             with agreed(comm, "resume"):

@@ -56,8 +56,8 @@ def evaluate(
     )
     if not all_labels.shape[0]:
         raise RunError(
-            f"The {part} part has no examples, so the model cannot be evaluated. Expected at least "
-            "one example."
+            f"The {part} part has no examples, so the model cannot be evaluated. Files of fewer "
+            "than 1,000 lines need slipstream-prepare, which puts every tenth line into that part."
         )
     problem = (
         f"The model cannot be evaluated on the {part} part. If training diverged, lower "

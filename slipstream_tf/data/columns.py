@@ -3,6 +3,7 @@
 Reading the ids with `ParquetReader` gives the same keys as reading the columns themselves.
 """
 
+import datetime
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
 from slipstream_tf.data.readers.hashing import parse_hex, parse_integers, signed
 from slipstream_tf.data.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
-from slipstream_tf.data.sources import Columns, ParsedRows
+from slipstream_tf.data.sources import TIME, Columns, ParsedRows
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 # Per kind of key that is parsed as a number: the allowed texts and the base of the digits.
@@ -141,6 +142,10 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
             allowed = parquet.ALLOWED_IDS
         refuse(key.column, is_malformed, f"{allowed} or a missing value")
         result[key.column] = keys
+    if schema.time is not None:
+        times, is_malformed = _times(columns[schema.time], text_missing)
+        refuse(schema.time, is_malformed, "a number, or a date and time such as 2024-01-31 12:00")
+        result[TIME] = pa.array(times)
     table = pa.table(result)
     is_good = np.ones(num_rows, bool)
     is_good[list(reasons)] = False
@@ -222,6 +227,41 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
                 is_malformed[row] = not math.isfinite(numbers[row])
     with np.errstate(over="ignore"):
         return numbers.astype(np.float32), is_malformed
+
+
+def _times(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Converts a column of numbers, timestamps, dates or their text to float64 [n].
+
+    Timestamps become microseconds, which float64 represents exactly for 285 years around 1970. The
+    second result is a mask of the missing and malformed rows.
+    """
+    if _is_text_like(column.type):
+        text = _as_binary(column, missing)
+        try:
+            column = text.cast(pa.string()).cast(pa.float64())
+        except pa.ArrowInvalid:
+            encoded = text.dictionary_encode()
+            values = [_time(value) for value in encoded.dictionary.to_pylist()]
+            column = pa.array(values, pa.float64()).take(encoded.indices)
+    elif pa.types.is_temporal(column.type):
+        column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    times = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan)
+    values = times.to_numpy(zero_copy_only=False)
+    return values, ~np.isfinite(values)
+
+
+def _time(value: bytes) -> float:
+    """Returns a number or the microseconds of a timestamp; NaN if it is neither."""
+    if _NUMBER.fullmatch(value):
+        return float(value)
+    try:
+        # Python 3.10 does not accept the suffix Z.
+        moment = datetime.datetime.fromisoformat(value.decode().replace("Z", "+00:00"))
+    except ValueError:
+        return math.nan
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    return moment.timestamp() * 1e6
 
 
 def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:

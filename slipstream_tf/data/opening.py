@@ -90,7 +90,7 @@ class ParquetSource(Source):
 
         The masks depend on the row number over all files.
         """
-        return train_and_test(block.start.id, block.num_rows)
+        return train_and_test(block.start.id, block.num_rows, self.part_run)
 
 
 def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[Block]:
@@ -157,7 +157,7 @@ def open_source(
         ValueError: If the format is unknown, or a schema is missing or not allowed.
     """
     require_choice("format", kind, (AUTO, *FORMATS))
-    files = [file for path in paths for file in _files(path)]
+    files = list_files(paths)
     if kind == AUTO:
         kind = _recognised(files[0], schema is not None)
     if (schema is None) == (kind in ("csv", "parquet")):
@@ -169,6 +169,15 @@ def open_source(
     if schema is not None:
         return (ParquetSource if kind == "parquet" else CsvSource)(schema, files), files
     return FormatSource(CriteoFormat() if kind == "criteo" else AvazuFormat(), files), files
+
+
+def list_files(paths: Sequence[str]) -> list[str]:
+    """Returns the files of `open_source`, in order: folders are replaced by their files.
+
+    Raises:
+        FileNotFoundError: If a path does not exist, or a folder has no data files.
+    """
+    return [file for path in paths for file in _files(path)]
 
 
 def _files(path: str) -> list[str]:

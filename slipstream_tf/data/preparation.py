@@ -11,33 +11,39 @@ import dataclasses
 import fcntl
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+import re
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slipstream_tf._utils.errors import require_choice, require_integer, require_number
 from slipstream_tf._utils.memory import require_room
+from slipstream_tf.data import fingerprints
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
+from slipstream_tf.data.split import Divider, Split, find_limits
 from slipstream_tf.telemetry.run_record import write_json
 
 _LOCK = ".lock"
 _BLOCKS_AHEAD = 2  # Number of parsed blocks that wait, in addition to one block per thread.
 _EARLY_ROWS = 100_000  # From this number of rows on, too many malformed rows stop a preparation.
 _SHOWN_REASONS = 5
-# Part of a reason -> advice. Only the first match of a reason is used.
+# Pattern in a reason -> advice. Only the first match of a reason is used.
 _ADVICE = {
-    "columns; expected": "Set `delimiter` and `quoting` in the schema to those of the files.",
-    "positive_from": "If the label is a rating, set `positive_from`; if the column is not the "
-    "label, name another column in the schema.",
+    "columns; expected": "Set `delimiter`, `quoting` and `escape` in "
+    "the schema to those of the files.",
+    "positive_from": "If the column is not the label, name another column in the schema.",
     "a finite number": "List the texts of missing numbers in `missing` of the schema, or use the "
     "column as a key.",
-    "integer or a missing": "Remove `as` from the key in the schema, so that its text is hashed.",
-    "digits or a missing": "Remove `as` from the key in the schema, so that its text is hashed.",
+    "(integer|digits).* or a missing": "Remove `as` from the key in the schema, so that its text "
+    "is hashed.",
 }
+
+_RUNS = Split()
 
 Progress = Callable[[str, int, int, int], None]
 """Callback with (name of the stage, amount done, total amount, rows read so far)."""
@@ -72,6 +78,7 @@ class Options:
         max_bad_fraction: Maximum fraction of malformed rows, 0 to 1. More malformed rows raise an
             error, also after any shard from 100,000 rows on.
         overwrite: Whether to replace data of another preparation in the folder.
+        split: How the rows are divided into parts.
     """
 
     shard_rows: int = 1_000_000
@@ -83,6 +90,7 @@ class Options:
     strict: bool = False
     max_bad_fraction: float = 0.1
     overwrite: bool = False
+    split: Split = _RUNS
 
     def __post_init__(self) -> None:
         for name in ("shard_rows", "dim", "hot_budget_bytes", "threads"):
@@ -104,8 +112,8 @@ def prepare(
 
     Args:
         source: Source of the examples.
-        paths: Paths of the source's files. Their names and sizes are stored in the manifest, and a
-            preparation only continues with the same files.
+        paths: Paths of the source's files. Their names and fingerprints are stored in the manifest,
+            and a preparation only continues with the same files.
         folder: Folder for prepared.json, train/, valid/, test/, statistics.json and counts.parquet.
             If it contains an incomplete preparation of the same source, the preparation continues.
         options: Settings. Defaults to `Options()`.
@@ -115,23 +123,29 @@ def prepare(
         The content of statistics.json.
 
     Raises:
-        OtherPreparation: If the folder contains other data and `options.overwrite` is False.
+        OtherPreparation: If the folder contains other data, or a file has changed since, and
+            `options.overwrite` is False.
         BadLineError: If a row is malformed and `options.strict` is True.
         TooManyBadLinesError: If more than `options.max_bad_fraction` of the rows are malformed. A
             call with a higher fraction continues, and a call with another source starts from
             scratch.
-        ValueError: If a file is damaged, or the files contain no well-formed row.
+        ValueError: If a file is damaged or changes while it is read, if the files contain no
+            well-formed row, or if the rows cannot be divided.
         BlockingIOError: If another process prepares data in this folder.
         OSError: If a file cannot be read or written.
     """
     options = options or Options()
-    files = [{"name": os.path.basename(path), "bytes": os.path.getsize(path)} for path in paths]
-    kept = {"shard_rows": options.shard_rows, "compression": options.compression}
+    files = [{"name": os.path.basename(path), **fingerprints.fingerprint(path)} for path in paths]
+    kept = {
+        "shard_rows": options.shard_rows,
+        "compression": options.compression,
+        "split": options.split.describe(),
+    }
     described = {**source.describe(), "files": files, **kept}
     manifest = shard_files.make_manifest(source.name, source.columns, described)
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
-        manifest = _begun(folder, manifest, options)
+        manifest = _begun(folder, manifest, options, paths)
         first = _first_bad_line(manifest)
         if options.strict and first is not None:
             raise BadLineError(first)
@@ -146,11 +160,13 @@ def prepare(
         begun = _Preparation(folder, manifest, counts, options, progress or (lambda *_: None))
         begun.recount()
         if not manifest["is_complete"]:
-            begun.write_shards(source)
+            begun.write_shards(source, paths)
         return begun.write_statistics()
 
 
-def _begun(folder: str, manifest: dict[str, Any], options: Options) -> dict[str, Any]:
+def _begun(
+    folder: str, manifest: dict[str, Any], options: Options, paths: Sequence[str]
+) -> dict[str, Any]:
     """Returns the manifest to continue with, and deletes leftover files.
 
     Leftover files are shards that the manifest does not list, temporary files and outdated
@@ -161,7 +177,7 @@ def _begun(folder: str, manifest: dict[str, Any], options: Options) -> dict[str,
     """
     found = None
     if is_prepared(folder):
-        found = _same(folder, manifest, options)
+        found = _same(folder, manifest, options, paths)
     else:
         for name in sorted(os.listdir(folder)):
             if not name.startswith((".", f"{MANIFEST}.")):
@@ -183,7 +199,9 @@ def _begun(folder: str, manifest: dict[str, Any], options: Options) -> dict[str,
     return found
 
 
-def _same(folder: str, manifest: dict[str, Any], options: Options) -> dict[str, Any] | None:
+def _same(
+    folder: str, manifest: dict[str, Any], options: Options, paths: Sequence[str]
+) -> dict[str, Any] | None:
     """Returns the folder's manifest if its preparation can continue, else None.
 
     None means that the preparation starts from scratch. This is the case if no example was written,
@@ -201,19 +219,48 @@ def _same(folder: str, manifest: dict[str, Any], options: Options) -> dict[str, 
         return None
     if not any(shard[part] for shard in found["shards"] for part in PARTS):
         return None
-    same = ("name", "columns", "source")
-    if all(found.get(name) == manifest[name] for name in same):
+    other = _differences(found, manifest, paths)
+    if not other:
+        before, now = found["source"]["files"], manifest["source"]["files"]
+        times = [[file["modified"] for file in files] for files in (before, now)]
+        if times[0] != times[1]:
+            # Keep the new times, so that the files are not hashed again in the next run.
+            for file, time in zip(before, times[1], strict=True):
+                file["modified"] = time
+            shard_files.write_manifest(folder, found)
         return found
     is_refused = not found["is_complete"] and _has_many_bad_lines(found, options.max_bad_fraction)
     if not (options.overwrite or is_refused):
-        other = [name for name in same if found.get(name) != manifest[name]]
-        if other == ["source"]:
-            before, now = found["source"], manifest["source"]
-            other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         raise OtherPreparation(
             f"{folder} contains data of another preparation (different: {', '.join(other)})"
         )
     return None
+
+
+def _differences(
+    found: Mapping[str, Any], manifest: Mapping[str, Any], paths: Sequence[str]
+) -> list[str]:
+    """Returns what differs between two preparations, for an error; empty if they are the same.
+
+    Args:
+        found: The manifest in the folder.
+        manifest: The new manifest.
+        paths: Paths of the files of the new manifest.
+    """
+    other = [name for name in ("name", "columns") if found.get(name) != manifest[name]]
+    before, now = dict(found["source"]), dict(manifest["source"])
+    files, new_files = before.pop("files", None), now.pop("files")
+    other += [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        return [*other, "files"]
+    if [file.get("name") for file in files] != [file["name"] for file in new_files]:
+        return [*other, "files"]
+    changed = [
+        path
+        for path, file in zip(paths, files, strict=True)
+        if not fingerprints.is_unchanged(path, file)
+    ]
+    return [*other, f"content of {', '.join(changed)}"] if changed else other
 
 
 @contextlib.contextmanager
@@ -264,9 +311,17 @@ class _Preparation:
             inputs += len(table)
         return inputs
 
-    def write_shards(self, source: Source) -> None:
-        """Writes the missing shards and counts their keys on another thread."""
+    def write_shards(self, source: Source, paths: Sequence[str]) -> None:
+        """Writes the missing shards. Counts their keys and hashes the files on other threads.
+
+        Args:
+            source: The source of the rows.
+            paths: Paths of the files to hash.
+        """
         folder, manifest, options = self.folder, self.manifest, self.options
+        if manifest.get("limits") is None:
+            manifest["limits"] = find_limits(options.split, source)
+        divider = Divider(options.split, source, manifest["limits"])
         bad_lines = BadLines(options.strict)
         shards = manifest["shards"]
         start = Position(**shards[-1]["end"]) if shards else Position()
@@ -279,6 +334,7 @@ class _Preparation:
 
         with (
             _workers(1) as counter,
+            _hashing(paths) as hashes,
             contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
         ):
             calls = []
@@ -291,7 +347,7 @@ class _Preparation:
                             path, line = source.line(block, row)
                             bad_lines.add(path, line, reason)
                             writer.add_bad_line(f"{path}:{line}", reason)
-                        writer.add(parsed, source.parts(block))
+                        writer.add(parsed, divider.parts(block, parsed))
                         rows, end = rows + block.num_rows, block.end
                         self.progress("preparing", block.done, source.size, rows)
                     shards.append(writer.close(end))
@@ -301,6 +357,13 @@ class _Preparation:
                 calls.append(counter.submit(self.count, shards[-1]))
             for call in calls:
                 call.result()
+            for path, file, whole in zip(paths, manifest["source"]["files"], hashes, strict=True):
+                file["sha256"] = whole.result()
+                now = fingerprints.fingerprint(path)
+                if any(now[name] != file[name] for name in now):
+                    raise ValueError(
+                        f"{path} changed while it was read. Pass --overwrite to prepare it again."
+                    )
         _require_few_bad_lines(manifest, options.max_bad_fraction)
         if not sum(_totals(manifest)["inputs"].values()):
             first = _first_bad_line(manifest) or "the files have no rows"
@@ -366,6 +429,17 @@ def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _hashing(paths: Sequence[str]) -> Iterator[list[concurrent.futures.Future[str]]]:
+    """Hashes files on a thread, and stops at the end of the block."""
+    is_over = threading.Event()
+    with _workers(1) as hasher:
+        try:
+            yield [hasher.submit(fingerprints.sha256, path, is_over.is_set) for path in paths]
+        finally:
+            is_over.set()
 
 
 def _parsed(
@@ -446,4 +520,4 @@ def reason_lines(reasons: Mapping[str, int]) -> list[str]:
 
 
 def _advice(reason: str) -> str:
-    return next((advice for part, advice in _ADVICE.items() if part in reason), "")
+    return next((advice for part, advice in _ADVICE.items() if re.search(part, reason)), "")

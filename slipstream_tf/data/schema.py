@@ -23,7 +23,9 @@ from slipstream_tf._utils.errors import invalid, require_choice
 TEXT, INTEGER, HEX = "text", "integer", "hex"
 NONE, LOG = "none", "log"
 DOUBLE = "double"
-_SETTINGS = ("label", "keys", "dense", "missing", "delimiter", "quoting", "escape", "columns")
+_SETTINGS = (
+    *("label", "keys", "dense", "missing", "delimiter", "quoting", "escape", "columns", "time"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,9 @@ class Schema:
         escape: Character that makes the next character of a text file ordinary, or None.
         columns: Names of all columns, for text files without a header. None reads the names from
             the first line.
+        time: Name of the column by which `Split("time")` divides the rows, or None. It contains
+            numbers, or dates and times as in ISO 8601, for example "2024-01-31 12:00:00". It may
+            also be a key or a dense column.
     """
 
     label: str
@@ -90,10 +95,12 @@ class Schema:
     escape: str | None = None
     columns: tuple[str, ...] | None = None
     positive: tuple[str, ...] = ()
+    time: str | None = None
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of the used columns: label, dense columns, keys."""
-        return (self.label, *(c.column for c in self.dense), *(c.column for c in self.keys))
+        """Returns the names of the used columns: label, dense columns, keys, time."""
+        named = (self.label, *(c.column for c in self.dense), *(c.column for c in self.keys))
+        return named if self.time is None or self.time in named else (*named, self.time)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-serializable values that identify this schema."""
@@ -185,6 +192,8 @@ def parse_schema(values: Any) -> Schema:
         escape=escape,
         columns=columns,
     )
+    if values.get("time") is not None:
+        schema = dataclasses.replace(schema, time=_text("time", values["time"], "schema"))
     _require_columns(schema)
     return schema
 

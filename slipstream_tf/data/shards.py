@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from slipstream_tf._utils import disk
 from slipstream_tf.data.readers.prepared import FORMAT_VERSION, MANIFEST
-from slipstream_tf.data.sources import Columns, ParsedRows, Position
+from slipstream_tf.data.sources import TIME, Columns, ParsedRows, Position
 from slipstream_tf.data.spec import PARTS
 from slipstream_tf.telemetry.run_record import to_json, write_json
 
@@ -45,6 +45,7 @@ def make_manifest(name: str, columns: Columns, source: Mapping[str, Any]) -> dic
         "name": name,
         "columns": to_json(dataclasses.asdict(columns)),
         "source": dict(source),
+        "limits": None,
         "is_complete": False,
         "shards": [],
     }
@@ -81,12 +82,15 @@ class ShardWriter:
 
         Args:
             parsed: The examples.
-            parts: Masks of the rows by part; see `Source.parts`.
+            parts: Masks of the rows by part; see `split.Divider.parts`.
         """
+        table = (
+            parsed.table.drop_columns([TIME]) if TIME in parsed.table.column_names else parsed.table
+        )
         for part, is_of_part in parts.items():
             is_wanted = is_of_part[parsed.is_good]
             if is_wanted.any():
-                self._parts[part].add(parsed.table.filter(pa.array(is_wanted)))
+                self._parts[part].add(table.filter(pa.array(is_wanted)))
 
     def add_bad_line(self, place: str, reason: str) -> None:
         """Counts a malformed row of the piece by the kind of its error.

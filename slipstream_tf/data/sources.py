@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from slipstream_tf.data.readers.base import is_in_part
+from slipstream_tf.data.readers.base import PART_RUN, is_in_part
 from slipstream_tf.data.spec import MISSING_KEY
+
+TIME = "\0time"
+"""Name of the column of `ParsedRows.table` by which rows are divided. It is not written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,8 @@ class ParsedRows:
     Attributes:
         table: The well-formed rows. Label and dense columns are float32. Each categorical field is
             a column of int64 ids or of lists of ids, with null for missing values.
+            a column of int64 or of lists of int64. If the schema has a time column, the float64
+            column `TIME` contains it.
         is_good: bool [rows of the block]: True for rows in `table`.
         reasons: Errors of the malformed rows, by row of the block, ascending. A row that is in
             neither `table` nor `reasons` is an empty line.
@@ -98,6 +103,7 @@ class Source:
         size: Total size of the files, in the unit of `Block.done`.
         paths: Paths of the files, in order.
         header_lines: Number of header lines per file.
+        part_run: Number of consecutive rows in the same part, see `readers.base.is_in_part`.
     """
 
     name: str
@@ -105,6 +111,7 @@ class Source:
     size: int
     paths: tuple[str, ...]
     header_lines = 0
+    part_run = PART_RUN
 
     def describe(self) -> Mapping[str, Any]:
         """Returns JSON-serializable values that identify this source."""
@@ -143,7 +150,9 @@ class Source:
 
         A mask is bool [rows of the block] and covers malformed rows, too.
         """
-        return train_and_test(block.start.row, block.num_rows)
+        # Count over all files if the runs are short, because a file may have less than ten rows.
+        first = block.start.row if self.part_run == PART_RUN else block.start.id
+        return train_and_test(first, block.num_rows, self.part_run)
 
     def line(self, block: Block, row: int) -> tuple[str, int]:
         """Returns the path and line number of a row, for messages.
@@ -157,17 +166,18 @@ class Source:
         return self.paths[block.start.file], self.header_lines + block.start.row + row + 1
 
 
-def train_and_test(first: int, count: int) -> dict[str, np.ndarray]:
+def train_and_test(first: int, count: int, run: int = PART_RUN) -> dict[str, np.ndarray]:
     """Returns masks of the training and test rows; see `is_in_part`.
 
     Args:
         first: Position of the first row, from 0.
         count: Number of consecutive rows.
+        run: Number of consecutive rows in the same part.
 
     Returns:
         bool [count] by part: "train" and "test".
     """
-    return {part: is_in_part(first, count, part) for part in ("train", "test")}
+    return {part: is_in_part(first, count, part, run=run) for part in ("train", "test")}
 
 
 def table_of(columns: Columns, label: np.ndarray, dense: Any, keys: np.ndarray) -> pa.Table:

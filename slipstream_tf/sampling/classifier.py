@@ -189,8 +189,9 @@ def weigh_last(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
 def default_keys(specs: Sequence[FeatureSpec], *element: Any, requires_all: bool = True) -> Any:
     """Returns the keys of an element if the user passes no `get_keys`.
 
-    The features are the first component of `element`. Their entry `"keys"` is returned if no spec
-    has this name, otherwise the entries named in `specs`; a single tensor is returned as the keys.
+    The features are the first component of `element`. Their entry `"keys"` is returned if it is a
+    dictionary, no spec has this name or other features are missing; otherwise the entries named in
+    `specs`. A single tensor is returned as the keys.
 
     Args:
         specs: The features.
@@ -209,8 +210,12 @@ def default_keys(specs: Sequence[FeatureSpec], *element: Any, requires_all: bool
         raise invalid("dataset", features, "the features of its elements", allowed)
     if not isinstance(features, Mapping):
         return {specs[0].name: features} if len(specs) == 1 else features
-    if "keys" in features and "keys" not in [spec.name for spec in specs]:
-        return features["keys"]
+    if "keys" in features:
+        names = {spec.name for spec in specs}
+        # A feature may be called "keys", too. It is a tensor next to the other features.
+        is_feature = "keys" in names and not isinstance(features["keys"], Mapping)
+        if not is_feature or (requires_all and not names <= features.keys()):
+            return features["keys"]
     place = "the features of a dataset without get_keys="
     if not requires_all:
         specs = given_specs(features, specs, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -233,7 +234,12 @@ def test_resume_with_incompatible_settings_is_refused(
     assert (
         f"--data={data} with --resume: the data set has changed" in said and "`bytes` was" in said
     )
+    # Another file of the same size.
+    data.write_text("".join([*lines[1:], lines[0]]))
+    said = refused(capsys, *small, "--resume")
+    assert "the data set has changed" in said and "the content of the file differs" in said
     data.write_text("".join(lines))
+    assert run(output, *small, "--resume")["resumed_at"]
     (output / "checkpoints" / "run.json").write_text("{")
     assert "run.json cannot be read" in refused(capsys, *small, "--resume")
     for flags in (("--resume",), ("--checkpoint_every=4",)):
@@ -241,3 +247,21 @@ def test_resume_with_incompatible_settings_is_refused(
     assert "requires --checkpoint_every" in refused(
         capsys, f"--data={data}", *SMALL, "--keep_checkpoints=2", f"--output={tmp_path / 'other'}"
     )
+
+
+def test_resume_on_data_that_was_prepared_again_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = []
+    for name, shift in (("a", 0), ("b", 1)):
+        (tmp_path / name).mkdir()
+        columns = {"clicked": [(i + shift) % 2 for i in range(1_000)], "user": list(range(1_000))}
+        folders.append(prepared(tmp_path / name, columns, ["user"], []))
+    output = tmp_path / "run"
+    flags = ["--model=dcn", "--dim=4", "--mlp=4", f"--data={folders[0]}", f"--output={output}"]
+    run(output, *flags, "--checkpoint_every=1", "--batch_size=500")
+    shutil.rmtree(folders[0])
+    folders[1].rename(folders[0])
+    said = refused(capsys, *flags, "--batch_size=500", "--checkpoint_every=1", "--resume")
+    assert f"--data={folders[0]} with --resume: the data set has changed" in said
+    assert "`content` was" in said

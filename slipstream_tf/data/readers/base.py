@@ -71,7 +71,9 @@ class Rows:
         return features, self.label
 
 
-def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False) -> np.ndarray:
+def is_in_part(
+    first: int, count: int, part: str | None, hold_out: bool = False, run: int = PART_RUN
+) -> np.ndarray:
     """Returns a mask of the examples that belong to a part.
 
     The mask depends only on their positions in a file.
@@ -81,14 +83,15 @@ def is_in_part(first: int, count: int, part: str | None, hold_out: bool = False)
         count: Number of consecutive examples.
         part: `"train"`, `"valid"`, `"test"`, or None for all examples.
         hold_out: Whether to exclude the examples of `"valid"` from `"train"`.
+        run: Number of consecutive examples in the same part.
 
     Returns:
         bool [count].
     """
     if part is None:
         return np.ones(count, bool)
-    run = (np.arange(first, first + count) // PART_RUN) % PART_PERIOD
-    of_part = {"test": run == PART_PERIOD - 1, "valid": run == PART_PERIOD - 2}
+    phase = (np.arange(first, first + count) // run) % PART_PERIOD
+    of_part = {"test": phase == PART_PERIOD - 1, "valid": phase == PART_PERIOD - 2}
     if part in of_part:
         return of_part[part]
     return ~(of_part["test"] | of_part["valid"]) if hold_out else ~of_part["test"]
@@ -253,6 +256,7 @@ class BatchReader:
             require_choice("part", part, PARTS, place)
         self.bad_lines = BadLines(strict)
         self._batch_size, self._part, self._hold_out = batch_size, part, hold_out
+        self._part_run = PART_RUN
         self._passes = Passes(self._batches)
 
     def dataset(self) -> tf.data.Dataset:
@@ -289,7 +293,7 @@ class BatchReader:
 
     def _is_wanted(self, first: int, count: int) -> np.ndarray:
         """Returns a mask of the examples in this reader's part; see `is_in_part`."""
-        return is_in_part(first, count, self._part, self._hold_out)
+        return is_in_part(first, count, self._part, self._hold_out, self._part_run)
 
     def _with_bad_lines(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
         """Yields nonempty blocks of a pass; reports malformed lines at the end."""

@@ -37,7 +37,14 @@ _SHARD_KINDS: dict[str, Any] = {
 }
 _COLUMNS = {"label": str, "dense": list, "keys": list, "lists": list, "tables": (list, _NONE)}
 _KINDS: dict[str, Any] = {
-    **{"name": str, "columns": _COLUMNS, "source": dict, "is_complete": bool, "shards": list}
+    **{
+        "name": str,
+        "columns": _COLUMNS,
+        "source": dict,
+        "limits": (dict, _NONE),
+        "is_complete": bool,
+        "shards": list,
+    }
 }
 
 
@@ -149,8 +156,9 @@ class PreparedReader(ParquetReader):
             folder: Folder that `slipstream-prepare` wrote.
             batch_size: Number of examples in a batch.
             part: `"train"`, `"valid"`, `"test"`, or None for all parts in this order. If the folder
-                has no validation part, `"valid"` is one of ten runs of the training part's rows.
-                These are other examples than in the validation part of the original files.
+                has no validation part, `"valid"` is one of ten runs of the training part's rows, or
+                every tenth row if there are fewer than 1,000. These are other examples than in the
+                validation part of the original files.
             hold_out: Whether to exclude the examples of `"valid"` from `"train"`. A validation part
                 of the folder is never in `"train"`.
             shuffle_seed: Seed of the shard order. Pass e of this reader, from 0, reads the shards
@@ -180,7 +188,7 @@ class PreparedReader(ParquetReader):
         shards = [shard[p] for p in parts for shard in manifest["shards"] if shard[p] is not None]
         if not shards:
             where = "data" if part is None else f"part {part!r}"
-            raise ValueError(f"{name}: the {where} contains no examples. Prepare more data.")
+            raise ValueError(_without_examples(name, where))
         columns = manifest["columns"]
         super().__init__(
             [os.path.join(name, *shard["file"].split("/")) for shard in shards],
@@ -194,14 +202,17 @@ class PreparedReader(ParquetReader):
         )
         num_inputs = sum(shard["inputs"] for shard in shards)
         if chosen is not None:
+            self._part_run = PART_RUN if num_inputs >= PART_RUN * PART_PERIOD else 1
             # The pattern of the parts repeats after each period.
-            whole, rest = divmod(num_inputs, PART_RUN * PART_PERIOD)
+            period = self._part_run * PART_PERIOD
+            whole, rest = divmod(num_inputs, period)
             of_period, of_rest = (
-                int(is_in_part(0, count, chosen).sum()) for count in (PART_RUN * PART_PERIOD, rest)
+                int(is_in_part(0, count, chosen, run=self._part_run).sum())
+                for count in (period, rest)
             )
             num_inputs = whole * of_period + of_rest
         if not num_inputs:
-            raise ValueError(f"{name}: the part {part!r} contains no examples. Prepare more data.")
+            raise ValueError(_without_examples(name, f"part {part!r}"))
         self.spec = dataclasses.replace(
             self.spec,
             name=manifest["name"],
@@ -227,3 +238,10 @@ class PreparedReader(ParquetReader):
             dense = features.get("dense", np.empty((len(label), 0), np.float32))
             blocks.append(Rows(label, dense, features["keys"]))
         return ArrayReader(self.spec, Rows.join(blocks), self._batch_size, shuffle_seed)
+
+
+def _without_examples(folder: str, what: str) -> str:
+    return (
+        f"{folder}: the {what} contains no examples. Prepare at least ten lines, or choose the "
+        "parts with --split, --valid or --test of slipstream-prepare."
+    )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from train_programs import prepared
 
 from slipstream_tf._utils.agreement import gather_json
 from slipstream_tf.cli import demo, train
@@ -34,6 +35,44 @@ class FakeRank(SingleProcess):
 def batches(inputs: int, size: int) -> tf.data.Dataset:
     ids = np.arange(inputs, dtype=np.int64)
     return tf.data.Dataset.from_tensor_slices(({"id": ids, "keys": ids[:, None]}, ids)).batch(size)
+
+
+class OtherRank(FakeRank):
+    """Simulates rank 0 of two; the other rank gathers a value by the name of the collective."""
+
+    def __init__(self, by_name: dict[str, Any]) -> None:
+        super().__init__(0, 2)
+        self._by_name = by_name
+
+    def gather(self, tensor: Any, kind: Any, name: str) -> tf.Tensor:
+        self._others = [self._by_name[name]]
+        return super().gather(tensor, kind, name)
+
+
+def test_ranks_with_different_local_data_are_refused(tmp_path: Path) -> None:
+    from slipstream_tf.cli import data
+    from slipstream_tf.cli.checkpoints import checkpoint_settings, describe
+    from slipstream_tf.cli.session import Trainer
+    from slipstream_tf.cli.settings import resolve
+    from slipstream_tf.telemetry.run_record import PhaseClock
+
+    rows = {"clicked": [1, 0] * 50, "user": list(range(100))}
+    folder = prepared(tmp_path, rows, ["user"], [])
+    values, given = train.make_flags().parse([f"--data={folder}", "--model=dcn"])
+    settings = resolve(values, given, data.name_of, train.make_flags())
+    parts = data.open_parts(settings)
+    own = describe(settings, parts.train.spec, 2)
+    other = {"settings": own["settings"], "data": {**own["data"], "content": "0"}}
+    comm = OtherRank(
+        {
+            "slipstream.run": json.dumps(other, sort_keys=True, default=repr),
+            "slipstream.agreed.run": [USAGE_ERROR, ""],
+        }
+    )
+    saving = checkpoint_settings(values, given)
+    trainer = Trainer(settings, parts, PhaseClock(), comm, saving)
+    with pytest.raises(AgreedError, match="on rank 1: `content` of --data is '0', but it is '"):
+        trainer.open()
 
 
 @pytest.mark.parametrize("inputs", [1, 7, 8, 30, 31, 36])

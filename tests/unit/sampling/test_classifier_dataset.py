@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipstream_tf.ops.classifier import InputClassifier
 from slipstream_tf.ops.features import FeatureSpec
-from slipstream_tf.sampling.classifier import skip_inputs
+from slipstream_tf.sampling.classifier import default_keys, skip_inputs
 
 SPECS = [FeatureSpec("key", "table")]
 
@@ -234,3 +234,16 @@ def test_invalid_row_splits_raise():
         tf.errors.InvalidArgumentError, match=r"row_splits\[2\] .* is 1; expected at least 2"
     ):
         list(skip_inputs(dataset, make_classifier(), SPECS, get_keys=get_keys))
+
+
+def test_feature_called_keys_is_distinguished_from_all_keys():
+    specs = [FeatureSpec("keys", "table"), FeatureSpec("item", "table")]
+    matrix, keys = tf.zeros([3, 2], tf.int64), tf.range(3)
+    # A reader's matrix of all keys, and its dictionary if a feature is a bag.
+    assert default_keys(specs, {"keys": matrix, "dense": matrix}) is matrix
+    bags = {"keys": keys, "item": keys}
+    assert default_keys(specs, {"keys": bags}) is bags
+    assert default_keys(specs, {"keys": bags}, requires_all=False) is bags
+    # A user's features by name.
+    assert default_keys(specs, {"keys": keys, "item": keys, "dense": matrix}) == bags
+    assert default_keys(specs, {"keys": keys}, requires_all=False) == {"keys": keys}
