@@ -171,6 +171,17 @@ class MLP(keras.layers.Layer):
         }
 
 
+def _key_spec(keys: Any) -> Any:
+    """Returns the spec of keys with any number of examples and of keys per example."""
+    if isinstance(keys, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None], keys.dtype, 1, keys.row_splits.dtype)
+    if isinstance(keys, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, None], keys.dtype)
+    if not hasattr(keys, "dtype"):
+        keys = tf.convert_to_tensor(keys)
+    return tf.TensorSpec([None] * len(keys.shape), tf.as_dtype(keys.dtype))
+
+
 class ClickModel(LossFeedback, keras.Model):
     """Base class of models that predict the probability of a click.
 
@@ -204,6 +215,9 @@ class ClickModel(LossFeedback, keras.Model):
     # Whether features are sequences, [batch, steps, dim], instead of single vectors, [batch, dim].
     takes_sequences: bool = False
     output_layer: Any
+    # Specs of the keys of the last call, and whether that call was a training call.
+    _key_specs: Any = None
+    _has_trained: bool = False
 
     def __init__(
         self,
@@ -359,6 +373,7 @@ class ClickModel(LossFeedback, keras.Model):
                 )
                 raise invalid("inputs", sorted(inputs), f"model {self.name!r}", allowed)
             next_keys = inputs[NEXT_KEYS]
+        self._remember(keys, training)
         vectors = self.embeddings(keys, training=training, next_inputs=next_keys)
         if isinstance(vectors, Mapping):
             return [tf.cast(vector, self.compute_dtype) for vector in vectors.values()]
@@ -401,20 +416,39 @@ class ClickModel(LossFeedback, keras.Model):
         return dense, inputs["keys"]
 
     def input_signature(self) -> dict[str, Any]:
-        """Returns the input specs of a prediction with one key per feature.
+        """Returns the input specs of a prediction.
+
+        Each feature has the layout and dtype of the last training call, or of the last call if the
+        model was never trained: one key per example, a padded bag, or a ragged bag. A model that
+        was never called has one int64 key per feature.
 
         Returns:
-            A dictionary with "keys", int64 [None, features], and, if the model has numeric
-            features, "dense", float32 [None, dense_features]. If the tables have different
-            dimensions, "keys" is a dictionary from feature name to int64 [None].
+            A dictionary with "keys" and, if the model has numeric features, "dense", float32
+            [None, dense_features]. "keys" is [None, features], or a dictionary from feature name to
+            [None], [None, None] or a `tf.RaggedTensorSpec`.
         """
-        keys: Any = tf.TensorSpec([None, len(self.dims)], tf.int64)
-        if len(set(self.dims.values())) > 1:
-            keys = {name: tf.TensorSpec([None], tf.int64) for name in self.dims}
+        keys = self._own_keys() if self._key_specs is None else self._key_specs
         if not self.dense_features:
             return {"keys": keys}
         shape = [*[None] * len(self.dense_axes), self.dense_features]
         return {"dense": tf.TensorSpec(shape, tf.float32), "keys": keys}
+
+    def _own_keys(self) -> Any:
+        """Returns the specs of the keys of a model that was never called."""
+        if len(set(self.dims.values())) > 1:
+            return {name: tf.TensorSpec([None], tf.int64) for name in self.dims}
+        return tf.TensorSpec([None, len(self.dims)], tf.int64)
+
+    def _remember(self, keys: Any, training: bool | None) -> None:
+        """Stores the specs of the keys of a call for `input_signature`."""
+        if training or not self._has_trained:
+            if isinstance(keys, Mapping):
+                specs: Any = {name: _key_spec(part) for name, part in keys.items()}
+            else:
+                specs = tf.TensorSpec([None, len(self.dims)], _key_spec(keys).dtype)
+            # Keras would track the attribute as a part of the model.
+            object.__setattr__(self, "_key_specs", specs)
+            object.__setattr__(self, "_has_trained", self._has_trained or bool(training))
 
     def build(self, input_shape: Any = None) -> None:
         """Does not create weights, because the constructor creates them."""

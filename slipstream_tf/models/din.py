@@ -157,11 +157,10 @@ class DIN(ClickModel):
         weights = tf.where(is_present, weights, tf.zeros([], steps.dtype))
         return tf.einsum("bt,btd->bd", weights, steps)
 
-    def input_signature(self) -> dict[str, Any]:
-        """Returns the input specs of a prediction with padded histories."""
+    def _own_keys(self) -> dict[str, Any]:
+        """Returns the specs of padded histories and of one key of each other feature."""
         keys = {name: tf.TensorSpec([None], tf.int64) for name in self.dims}
-        keys.update({name: tf.TensorSpec([None, None], tf.int64) for name in self.targets})
-        return {**super().input_signature(), "keys": keys}
+        return keys | {name: tf.TensorSpec([None, None], tf.int64) for name in self.targets}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -284,10 +284,9 @@ class TBSM(DotsModel):
         outputs = self.step(tf.concat(parts, axis=1), training=training)
         return tf.math.l2_normalize(tf.cast(outputs, self.compute_dtype), axis=1)
 
-    def input_signature(self) -> dict[str, Any]:
-        """Returns the input specs of a prediction with padded sequences."""
-        keys = {s.name: tf.TensorSpec([None, None], tf.int64) for s in self.embeddings.specs}
-        return {**super().input_signature(), "keys": keys}
+    def _own_keys(self) -> dict[str, Any]:
+        """Returns the specs of padded sequences."""
+        return {s.name: tf.TensorSpec([None, None], tf.int64) for s in self.embeddings.specs}
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -201,6 +201,32 @@ def test_click_model_with_tables_of_different_dims_is_exported(tmp_path):
     np.testing.assert_allclose(outputs["outputs"], model({"keys": keys}), atol=1e-6)
 
 
+def test_click_model_serves_layouts_that_it_was_trained_with(tmp_path):
+    names = ("user", "padded", "tags", "words")
+    model = DCNv2(EmbeddingCollection([Table(name, 4) for name in names], RULE), 0, deep=[4])
+    model.compile("adam", "binary_crossentropy")
+    count = 40
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(0, 4, count)
+    flat = generator.integers(0, 20, lengths.sum())
+    keys = {
+        "user": tf.constant(generator.integers(0, 9, count)),
+        "padded": tf.constant(generator.integers(-1, 9, (count, 3))),
+        "tags": tf.RaggedTensor.from_row_lengths(flat, lengths),
+        "words": tf.RaggedTensor.from_row_lengths(tf.strings.as_string(flat), lengths),
+    }
+    data = tf.data.Dataset.from_tensor_slices(({"keys": keys}, generator.integers(0, 2, count)))
+    model.fit(data.batch(16), epochs=3, verbose=0)
+    one_key = {name: np.arange(2) for name in names}
+    model({"keys": one_key})  # A call without training does not change the signature.
+    loaded = served(model, tmp_path)
+    named = flat_tensors({f"keys_{name}": part for name, part in keys.items()})
+    outputs = loaded.signatures["serving_default"](**named)["outputs"]
+    np.testing.assert_allclose(outputs, model({"keys": keys}), atol=1e-6)
+    wider = {**keys, "padded": tf.pad(keys["padded"], [(0, 0), (0, 2)], constant_values=-1)}
+    np.testing.assert_allclose(loaded.serve({"keys": wider}), outputs, atol=1e-6)
+
+
 def test_custom_models_are_exported(tmp_path):
     layer = trained_layer()
     lookup = keras.layers.StringLookup(vocabulary=["red", "blue"])

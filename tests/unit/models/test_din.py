@@ -96,6 +96,9 @@ def test_ragged_histories_equal_padded_histories():
         for name, part in inputs["keys"].items()
     }
     np.testing.assert_allclose(model({"keys": ragged}), model(inputs), rtol=1e-5)
+    assert isinstance(model.input_signature()["keys"]["clicked"], tf.TensorSpec)
+    model({"keys": ragged}, training=True)
+    assert isinstance(model.input_signature()["keys"]["clicked"], tf.RaggedTensorSpec)
     wider = {
         name: np.pad(part, [(0, 0), (0, 2)], constant_values=-1) if name in HISTORY else part
         for name, part in inputs["keys"].items()
