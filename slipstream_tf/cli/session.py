@@ -44,6 +44,8 @@ from slipstream_tf.distributed.elastic import BlocksLeft, ElasticJob
 from slipstream_tf.distributed.watch import is_of_collective
 from slipstream_tf.engine.hot_set import snapshot_bytes
 from slipstream_tf.export import saved_model
+from slipstream_tf.export.columns import RawColumns, has_schema
+from slipstream_tf.export.saved import flat_specs, resolve
 from slipstream_tf.keras import RanksCallback
 from slipstream_tf.telemetry.metrics import ClickMetrics
 from slipstream_tf.telemetry.progress import TrainingBar
@@ -62,8 +64,8 @@ _FLAGS_OF = {
 class Trainer:
     """Trains and evaluates a model and returns the record of the run.
 
-    Call each method once, in this order: `open`, `build`, `fit`, `evaluate`, `record`. In a job
-    with multiple ranks, every method is a collective.
+    Call each method once, in this order: `open`, `build`, `fit`, `evaluate`, `record`, and
+    optionally `export`. In a job with multiple ranks, every method is a collective.
 
     Args:
         settings: The settings of the run, the same on all ranks.
@@ -237,14 +239,11 @@ class Trainer:
         else:
             _check_account(self._account, int(self._inputs.read.numpy()))
 
-    def evaluate(self, export_to: str | None = None) -> None:
-        """Evaluates the model on the part `evaluate_on` and optionally exports it.
-
-        Args:
-            export_to: Folder for a SavedModel that returns probabilities. None means no export.
+    def evaluate(self) -> None:
+        """Evaluates the model on the part `evaluate_on`.
 
         Raises:
-            RunError: If the metrics are undefined or the SavedModel cannot be written.
+            RunError: If the metrics are undefined.
         """
         with self._clock.phase("evaluation"):
             part = {"valid": "validation"}.get(self._settings.evaluate_on, "test")
@@ -254,10 +253,6 @@ class Trainer:
         if report is not None and report.dry_run is not None:
             estimate = report.dry_run.refused(self._not_learned)
             self._report = dataclasses.replace(report, dry_run=estimate)
-        if export_to is not None:
-            self._model.returns_logits = False  # No training or evaluation follows.
-            with raised_as(RunError, f"The SavedModel of --export={export_to} cannot be written: "):
-                saved_model(self._model, export_to)
 
     def record(self) -> dict[str, Any]:
         """Returns the JSON-serializable content of metrics.json.
@@ -292,6 +287,30 @@ class Trainer:
             "versions": versions(),
             "machine": machine(),
         }
+
+    def export(self, path: str) -> str:
+        """Exports the model as a SavedModel that returns probabilities.
+
+        If the data was prepared with a schema, the inputs are the columns of the original files.
+        Call it last, because the model then returns probabilities instead of logits.
+
+        Args:
+            path: Folder of the SavedModel.
+
+        Returns:
+            A sentence that names the inputs of the SavedModel.
+
+        Raises:
+            RunError: If the SavedModel cannot be written.
+        """
+        model, data = self._model, self._settings.data
+        model.returns_logits = False
+        problem = f"The SavedModel of --export={path} cannot be written: "
+        with raised_as(RunError, problem, OSError, RuntimeError, ValueError, tf.errors.OpError):
+            inputs = export_inputs(data) or flat_specs(resolve(model, None))
+            saved_model(model, path, prepared=data if has_schema(data) else None)
+        listed = ", ".join(f"{name} ({spec.dtype.name})" for name, spec in inputs.items())
+        return f"The SavedModel {path} has the inputs {listed}."
 
     def _inputs_pulled(self) -> int:
         return int(self._inputs.pulled.numpy())
@@ -434,6 +453,22 @@ class Trainer:
         if settings.policies:
             title = f"{'dry run, ' if settings.dry_run else ''}{' '.join(settings.policies)}"
         return title if comm.size == 1 else f"{title}, rank {comm.rank} of {comm.size}"
+
+
+def export_inputs(data: str) -> dict[str, tf.TensorSpec] | None:
+    """Returns the inputs of a SavedModel by name if they are the columns of the original files.
+
+    Args:
+        data: Value of --data.
+
+    Returns:
+        The specs, or None if the data was not prepared with a schema.
+
+    Raises:
+        OSError: If the manifest cannot be read.
+        ValueError: If the manifest is damaged, or two columns would have the same input name.
+    """
+    return flat_specs(RawColumns(data).signature) if has_schema(data) else None
 
 
 @contextlib.contextmanager

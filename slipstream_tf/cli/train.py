@@ -148,9 +148,10 @@ def carry_out(
 
     Raises:
         UsageError: If the data cannot be opened or a flag does not fit the data.
+        RunError: If training or the export fails. A failed export keeps metrics.json.
     """
     from slipstream_tf.cli.build import planned_steps
-    from slipstream_tf.cli.session import Trainer
+    from slipstream_tf.cli.session import Trainer, export_inputs
 
     values, given, settings = prepared.values, prepared.given, prepared.settings
     with agreed(comm, "data"):
@@ -162,6 +163,9 @@ def carry_out(
                 f"Invalid flag --bottom: {parts.train.spec.name} data has no numeric columns. "
                 "Expected data with numeric columns, or no --bottom."
             )
+        if values["export"] is not None:
+            with raised_as(UsageError, f"Invalid flag --export for {settings.data}: "):
+                export_inputs(settings.data)
     if settings.uses_engine and settings.window_steps is None:
         # An elastic job keeps its window length, because the number of planned steps changes with
         # the number of ranks.
@@ -175,18 +179,22 @@ def carry_out(
     trainer.open()
     trainer.build()
     trainer.fit(callbacks)
-    trainer.evaluate(values["export"])
+    trainer.evaluate()
     record = trainer.record()
-    if comm.rank:
-        return
-    in_force = given | values.get(FROM_FILE, frozenset())
-    record["flags"] = {name: values[name] for name in sorted(in_force - {SETTINGS})}
-    record["wall_seconds"] = prepared.clock.wall_seconds
-    if values["output"] is not None:
-        write_json(os.path.join(values["output"], RECORD), record)
-    print(summary(record, settings))
-    if record["dry_run"] is not None and record["dry_run"]["savings"]:
-        print(f"\n{how_to_switch_on(record['flags'], settings, comm.size)}")
+    if not comm.rank:
+        in_force = given | values.get(FROM_FILE, frozenset())
+        record["flags"] = {name: values[name] for name in sorted(in_force - {SETTINGS})}
+        record["wall_seconds"] = prepared.clock.wall_seconds
+        if values["output"] is not None:
+            write_json(os.path.join(values["output"], RECORD), record)
+        print(summary(record, settings))
+        if record["dry_run"] is not None and record["dry_run"]["savings"]:
+            print(f"\n{how_to_switch_on(record['flags'], settings, comm.size)}")
+    # A failed export loses neither the record nor the table.
+    if values["export"] is not None:
+        inputs = trainer.export(values["export"])
+        if not comm.rank:
+            print(f"\n{inputs}")
 
 
 def summary(record: dict[str, Any], settings: Settings) -> str:
@@ -366,14 +374,24 @@ def _require_matched_size(match: str | None, size: int) -> None:
 
 
 def _require_free(path: str) -> None:
-    """Raises `UsageError` if `path` is not an empty or new folder.
+    """Raises `UsageError` if no new folder can be written at `path`.
 
     The check runs before training, so that a long run does not fail at the export.
     """
-    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+    parent = os.path.dirname(os.path.abspath(path))
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    reason = None
+    if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+        reason = "the path exists and is not an empty folder"
+    elif not os.path.isdir(parent):
+        reason = f"{parent} is not a folder"
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        reason = f"the folder {parent} is not writable"
+    if reason is not None:
         raise UsageError(
-            f"Invalid flag --export={path}: the path exists and is not an empty folder. Expected a "
-            "new or empty folder."
+            f"Invalid flag --export={path}: {reason}. Expected a new or empty folder in a writable "
+            "folder."
         )
 
 

@@ -169,7 +169,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "maximum number of examples over all epochs and ranks"),
         Flag("output", Text(), "folder for metrics.json; without it, results are only printed"),
         Flag("export", Text(), "folder for a SavedModel of the trained model, which TensorFlow can "
-             "load without slipstream_tf"),
+             "load without slipstream_tf; its inputs are the columns of the original files if the "
+             "data was prepared with a schema"),
         Flag("tensorboard", Text(),
              "folder for TensorBoard logs: curves and histograms of the windows",
              needs=(WINDOWS,)),

@@ -73,7 +73,9 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
     dense, fields = (tuple(c.column for c in columns) for columns in (schema.dense, schema.keys))
     tables = tuple(key.table or key.column for key in schema.keys)
     _require_same_ids(schema, types, tables)
-    return Columns(schema.label, dense, fields, tuple(lists), tables if tables != fields else ())
+    tables = () if tables == fields else tables
+    key_types = tuple(_key_type(key, types[key.column]) for key in schema.keys)
+    return Columns(schema.label, dense, fields, tuple(lists), tables, key_types)
 
 
 def _require_same_ids(
@@ -98,6 +100,17 @@ def _id_type(key: KeyColumn, kind: pa.DataType) -> str:
         return "hashed text" if key.kind == TEXT else "integers"
     is_time = pa.types.is_temporal(kind)
     return str(kind).partition("[")[0] if is_time else "integers"
+
+
+def _key_type(key: KeyColumn, kind: pa.DataType) -> str:
+    """Returns the type of a field for `Columns.key_types`."""
+    if parquet.is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if parquet.is_text(kind):
+        return "int64" if key.kind == INTEGER and key.separator is None else TEXT
+    return "uint64" if pa.types.is_uint64(kind) else "int64"
 
 
 def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:

@@ -42,7 +42,7 @@ class ParquetSource(Source):
         Raises:
             OSError: If a file cannot be read.
             ValueError: If a file is not a Parquet file, a column is missing, the type of a column
-                does not fit its use, or the files differ in the columns that are lists.
+                does not fit its use, or the files differ in the columns that are lists or text.
         """
         self._schema, self.paths = schema, tuple(paths)
         self._rows: list[int] = []
@@ -58,11 +58,14 @@ class ParquetSource(Source):
                 raise ValueError(f"{path}: {error}") from None
             if len(self._rows) == 1:
                 self.columns = columns
-            elif columns != self.columns:
-                raise ValueError(
-                    f"{path}: the list columns are {list(columns.lists)}; expected "
-                    f"{list(self.columns.lists)}, as in {self.paths[0]}."
-                )
+            else:
+                for kind in ("lists", "texts"):
+                    own, expected = getattr(columns, kind), getattr(self.columns, kind)
+                    if own != expected:
+                        raise ValueError(
+                            f"{path}: the {kind[:-1]} columns are {list(own)}; expected "
+                            f"{list(expected)}, as in {self.paths[0]}."
+                        )
         self.size = sum(self._rows)
 
     def describe(self) -> Mapping[str, Any]:

@@ -82,7 +82,8 @@ class Columns:
     """Names the columns of a source.
 
     `keys` are the categorical fields. `lists` are the fields with lists of keys. `tables` are the
-    tables of the fields, or empty if each field has its own, see `DataSpec.tables`.
+    tables of the fields, or empty if each field has its own, see `DataSpec.tables`. `key_types` are
+    the types of the fields in the files: "text", "int64" or "uint64"; empty without a schema.
     """
 
     label: str
@@ -90,6 +91,12 @@ class Columns:
     keys: tuple[str, ...]
     lists: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    key_types: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The names of the fields whose type is text."""
+        return tuple(n for n, t in zip(self.keys, self.key_types, strict=False) if t == "text")
 
 
 class Source:

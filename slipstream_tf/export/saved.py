@@ -13,6 +13,7 @@ from slipstream_tf import _compat
 from slipstream_tf._utils.errors import invalid, require_choice
 from slipstream_tf.config import ROW_DTYPES
 from slipstream_tf.export import rows
+from slipstream_tf.export.columns import RawColumns
 from slipstream_tf.export.serving import ServedTable, ServingStore, refuse_own_ops, served_by
 
 _ALLOWED = (
@@ -27,6 +28,7 @@ def saved_model(
     keys: Mapping[str, Any] | None = None,
     signature: Any = None,
     rows_dtype: str | None = None,
+    prepared: str | os.PathLike[str] | None = None,
 ) -> None:
     """Exports a model as a SavedModel for serving with plain TensorFlow.
 
@@ -48,6 +50,15 @@ def saved_model(
       `"NAME_dense_shape"`.
     - The output of a model that returns one tensor is named `"outputs"`.
     - String keys are hashed in the graph, as in the layer.
+
+    With `prepared`, the SavedModel has one input per column of the files that
+    `slipstream-prepare` read, with the users' values. Hashing, parsing, splitting of bags,
+    transforms and missing values are inside:
+
+    - A key column is text, or int64 or uint64 if the file or the schema has integers. A missing
+      value is a text in the schema's `missing`, or the integer `-2**63`.
+    - A bag with a `separator` is one text per example. A column of lists is ragged.
+    - A dense column is float32 before its transform. NaN is a missing number.
 
     With multiple ranks, call this function on all ranks. Rank 0 collects the rows of sharded
     tables, writes the files, and must have enough memory for all rows.
@@ -82,24 +93,30 @@ def saved_model(
         signature: The model's input specs (`tf.TensorSpec`, ragged or sparse), nested like its
             inputs, or an example batch. The exported function accepts any batch size for dense
             specs and for an example batch. Defaults to the model's `input_signature()` (the click
-            models have this method: one number per dense feature and one key per categorical
-            feature), else to the model's symbolic inputs.
+            models have this method: one number per dense feature, and per categorical feature a key
+            or a bag, as in training), else to the model's symbolic inputs.
         rows_dtype: Dtype of the exported rows: `"float32"`, `"bfloat16"`, `"float16"`, or
             `"int8"` with one scale per row. Lookups return float32 in all cases. Defaults to
             the dtype of each table (`Storage.dtype`). Note: a dtype other than the table's rounds
             the rows. A delta can neither be computed from nor applied to a rounded SavedModel.
+        prepared: Folder of the training data, which `slipstream-prepare` wrote with a schema. The
+            model takes the features that `PreparedReader` returns.
 
     Raises:
         ValueError: If `rows_dtype` is not supported, the model has no embedding tables, its inputs
-            are unknown, `keys` names an unknown table, or `path` is a file or a folder that is not
-            empty. Also if the `call` of the model is a `tf.function`, because TensorFlow would
+            are unknown, `keys` names an unknown table, `path` is a file or a folder that is not
+            empty, `prepared` was not prepared with a schema, or `signature` and `prepared` are both
+            given. Also if the `call` of the model is a `tf.function`, because TensorFlow would
             share its traces between training and the export.
         RuntimeError: On the other ranks, if rank 0 failed.
     """
     if rows_dtype is not None:
         require_choice("rows_dtype", rows_dtype, (*ROW_DTYPES, "int8"), "saved_model")
+    if prepared is not None and signature is not None:
+        raise invalid("signature", signature, "saved_model with `prepared`", "None")
+    columns = None if prepared is None else RawColumns(prepared)
     tables = rows.collect(model, keys)
-    write = functools.partial(_write, model, tables or [], path, signature, rows_dtype)
+    write = functools.partial(_write, model, tables or [], path, signature, rows_dtype, columns)
     rows.on_rank_zero(model, write, f"write {os.fspath(path)}")
 
 
@@ -109,9 +126,10 @@ def _write(
     path: str | os.PathLike[str],
     given: Any,
     rows_dtype: str | None,
+    columns: RawColumns | None,
 ) -> None:
     target = rows.require_new(path, "saved_model")
-    specs = resolve(model, given)
+    specs = resolve(model, given) if columns is None else columns.signature
     served = [ServedTable(table.config, table.keys, table.rows, rows_dtype) for table in tables]
     root = tf.Module()
     root.tables = served
@@ -121,7 +139,8 @@ def _write(
     @tf.function(input_signature=[specs])
     def serve(inputs: Any) -> Any:
         with served_by(stores):
-            return model(inputs, training=False)
+            features = inputs if columns is None else columns.features(inputs)
+            return model(features, training=False)
 
     @tf.function
     def serve_flat(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:

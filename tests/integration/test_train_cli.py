@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from train_programs import SMALL, prepared, refused
 
-from slipstream_tf.cli import train
+from slipstream_tf.cli import prepare, train
 from slipstream_tf.cli.program import run_program
 from slipstream_tf.cli.settings import resolve
 from slipstream_tf.data.memory_plan import read_uses
@@ -201,6 +202,57 @@ def test_deepfm_trains_and_exports(run_train: Train, tmp_path: Path) -> None:
     assert ((outputs > 0) & (outputs < 1)).all()
 
 
+def test_export_takes_columns_of_original_file(
+    run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw, count = np.random.default_rng(0), 2_000
+    number = draw.integers(0, 50, count)
+    price = [f"{value:.2f}" if value > 1 else "" for value in draw.exponential(9.0, count)]
+    rows = {
+        "clicked": [str(int(i % 3 == 0)) for i in number],
+        "user id": [f"user {i}" if i else "" for i in draw.integers(0, 50, count)],
+        "ad": [f"{i}" if i % 9 else "" for i in number],
+        "tags": ["|".join(f"t{i % k}" for k in range(1, i % 4 + 1)) for i in number],
+        "price": price,
+    }
+    table = [list(rows), *zip(*rows.values(), strict=True)]
+    (tmp_path / "a.csv").write_text("".join(",".join(row) + "\n" for row in table))
+    ad, tags = {"column": "ad", "as": "integer"}, {"column": "tags", "separator": "|"}
+    dense = [{"column": "price", "transform": "log"}]
+    schema = {"label": "clicked", "keys": ["user id", ad, tags], "dense": dense}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    data, export = tmp_path / "prepared", tmp_path / "served"
+    flags = [str(tmp_path / "a.csv"), f"--schema={tmp_path / 'schema.json'}", f"--output={data}"]
+    assert run_program(prepare.make_flags(), prepare.main, flags) == 0
+    record = run_train(
+        f"--data={data}", "--model=dlrm", "--dim=4", "--mlp=8", "--bottom=4", "--batch_size=100",
+        f"--export={export}",
+    )  # fmt: skip
+    assert record["test"]["auc"] > 0.6
+    assert "ad (int64), price (float32), tags (string), user_id (string)" in capsys.readouterr().out
+    is_test = np.arange(count) // 100 % 10 == 9
+    label, user, ad, tags, price = (np.array(column)[is_test] for column in rows.values())
+    served = tf.saved_model.load(str(export)).signatures["serving_default"]
+    outputs = served(
+        user_id=tf.constant(user),
+        ad=tf.constant([int(i) if i else -(2**63) for i in ad], tf.int64),
+        tags=tf.constant(tags),
+        price=tf.constant([float(p) if p else np.nan for p in price], tf.float32),
+    )["outputs"][:, 0]
+    log_loss = keras.losses.binary_crossentropy(label.astype(np.float32), outputs)
+    assert float(log_loss) == pytest.approx(record["test"]["log_loss"], rel=1e-5)
+
+
+def test_columns_with_equal_input_names_are_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {"clicked": [1.0, 0.0] * 600, "a b": [1, 2] * 600, "a-b": [1, 2] * 600}
+    data = prepared(tmp_path, columns, ["a b", "a-b"], [])
+    capsys.readouterr()
+    line = refused(capsys, f"--data={data}", f"--export={tmp_path / 'served'}")
+    assert "--export" in line and "'a_b'" in line and "different input names" in line
+
+
 def test_deferred_gradients_are_counted(run_train: Train) -> None:
     record = run_train(
         *SMALL, "--max_examples=9000", "--policies=defer_gradients",
@@ -327,6 +379,31 @@ def test_unwritable_output_is_refused_before_training(
     (tmp_path / "file").write_text("")
     line = refused(capsys, *SMALL, f"--output={tmp_path / 'file'}")
     assert "--output" in line and "Expected a folder" in line
+
+
+def test_export_below_file_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    line = refused(capsys, *SMALL, f"--export={tmp_path / 'file' / 'new' / '1'}")
+    assert "--export" in line and f"{tmp_path / 'file'} is not a folder" in line
+
+
+def test_failed_export_keeps_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("slipstream_tf.cli.session.saved_model", fail)
+    flags = (
+        "--data=generated:1800", "--model=deepfm", "--mlp=8", "--dim=3", "--batch_size=500",
+        f"--export={tmp_path / 'served'}", f"--output={tmp_path / 'run'}",
+    )  # fmt: skip
+    line = refused(capsys, *flags, code=1)
+    assert "--export" in line and "No space left on device" in line
+    record = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert 0 < record["test"]["auc"] < 1
 
 
 def test_diverging_run_prints_cause_in_one_line(

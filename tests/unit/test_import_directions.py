@@ -32,7 +32,7 @@ LEVELS = (
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 LEAVES = {"_compat", "_utils", "_version", "config", "initializers", "optimizers"}
 # The first of a pair may import the second, although both are in the same layer.
-SAME_LEVEL = {("models", "keras"), ("data", "telemetry")}
+SAME_LEVEL = {("models", "keras"), ("data", "telemetry"), ("export", "data")}
 TF_KERAS = ("tf.keras", "tensorflow.keras")
 # Outside package -> the subpackages or modules that may import it.
 RESTRICTED = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import keras
 import numpy as np
@@ -139,6 +140,21 @@ def test_prepared_parquet_equals_reader(tmp_path, small_blocks, run_prepare):
             np.testing.assert_array_equal(one["dense"], other["dense"])
             np.testing.assert_array_equal(one["keys"]["word"], other["keys"]["word"])
             assert one["keys"]["bag"].to_list() == other["keys"]["bag"].to_list()
+
+
+def test_files_with_text_and_integers_in_column_are_refused(tmp_path, run_prepare):
+    """The keys of the text "5" and of the integer 5 differ."""
+    columns = [["5"], [5]], [[["5"]], ["5"]]
+    for number, values in enumerate(columns):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file, column in enumerate(values):
+            pq.write_table(pa.table({"y": [1.0], "k": column}), folder / f"{file}.parquet")
+        kind, names = (("text", "[]; expected ['k']"), ("list", "[]; expected ['k']"))[number]
+        with pytest.raises(ValueError, match=re.escape(f"the {kind} columns are {names}")):
+            run_prepare(
+                folder, tmp_path / "out", schema=parse_schema({"label": "y", "keys": ["k"]})
+            )
 
 
 def test_negative_ids_and_missing_values_have_rows(tmp_path, run_prepare):

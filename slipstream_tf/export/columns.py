@@ -1,0 +1,195 @@
+"""Converts columns of users' files to the inputs of a model, with plain TensorFlow ops.
+
+The keys and numbers are equal to those that `PreparedReader` returns for the same rows. Therefore a
+SavedModel can take the values of the original files.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slipstream_tf._utils.errors import invalid
+from slipstream_tf.data.readers.hashing import hash_string
+from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
+from slipstream_tf.data.schema import HEX, INTEGER, LOG, TEXT
+from slipstream_tf.data.spec import MISSING_KEY
+from slipstream_tf.ops.features import PADDING_KEY
+from slipstream_tf.ops.text_keys import hash_texts
+
+MISSING_INTEGER = -(1 << 63)
+"""Integer input of a SavedModel that means a missing id."""
+
+_MISSING_DENSE = -1.0  # as in `ParquetReader`
+
+# Kind of text -> (pattern, maximum number of digits, base, description)
+_NUMBERS = {
+    INTEGER: ("[0-9]{1,20}|-[0-9]{1,19}", 20, 10, "integers"),
+    HEX: ("[0-9a-fA-F]{1,15}", 15, 16, "1 to 15 hexadecimal digits"),
+}
+# Value of each digit, by its byte.
+_DIGITS = np.zeros(256, np.int64)
+_DIGITS[list(b"0123456789abcdef")] = range(16)
+_DIGITS[list(b"ABCDEF")] = range(10, 16)
+
+
+def has_schema(folder: str | os.PathLike[str]) -> bool:
+    """Returns whether `slipstream-prepare` wrote a folder with a schema.
+
+    Raises:
+        OSError: If the manifest cannot be read.
+        ValueError: If the manifest is damaged.
+    """
+    return is_prepared(folder) and "schema" in read_manifest(folder)["source"]
+
+
+class RawColumns:
+    """Converts the columns of the original files to batches of `PreparedReader`."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        """Reads the schema of prepared data.
+
+        Args:
+            folder: Folder that `slipstream-prepare` wrote with a schema.
+
+        Raises:
+            OSError: If the manifest cannot be read.
+            ValueError: If the folder was prepared without a schema or is damaged.
+        """
+        if not has_schema(folder):
+            allowed = "a folder that slipstream-prepare wrote with --schema"
+            raise invalid("prepared", os.fspath(folder), "a SavedModel", allowed)
+        manifest = read_manifest(folder)
+        schema, columns = manifest["source"]["schema"], manifest["columns"]
+        try:
+            self._missing = [str(text) for text in schema["missing"]]
+            # Column -> (kind, separator), in the order of the key columns.
+            self._keys = {key["column"]: (key["kind"], key["separator"]) for key in schema["keys"]}
+            self._logs = {dense["column"]: dense["transform"] == LOG for dense in schema["dense"]}
+            self._types = dict(zip(columns["keys"], columns["key_types"], strict=True))
+            self._lists = frozenset(columns["lists"])
+            self.signature = self._signature()
+        except (KeyError, TypeError, ValueError) as error:
+            place = f"a SavedModel, because its manifest lacks a part of the schema ({error!r})"
+            allowed = "a complete folder. Run slipstream-prepare --overwrite"
+            raise invalid("prepared", os.fspath(folder), place, allowed) from error
+
+    def _signature(self) -> dict[str, tf.TypeSpec]:
+        """Returns the specs of the columns by name.
+
+        A key column is text or integers [None]; lists without a separator are ragged. A dense
+        column is float32 [None].
+        """
+        specs: dict[str, tf.TypeSpec] = {}
+        for name, (_, separator) in self._keys.items():
+            dtype = tf.string if self._types[name] == TEXT else tf.as_dtype(self._types[name])
+            specs[name] = tf.TensorSpec([None], dtype)
+            if name in self._lists and separator is None:
+                specs[name] = tf.RaggedTensorSpec([None, None], dtype, 1)
+        return specs | {name: tf.TensorSpec([None], tf.float32) for name in self._logs}
+
+    def features(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Converts a batch of columns to the features of `PreparedReader`.
+
+        Args:
+            columns: Values with the specs in `signature`, by column name. A text that the schema
+                lists as missing, `MISSING_INTEGER` and NaN are missing values.
+
+        Returns:
+            `"keys"`, int64 [batch, fields] or a dictionary by column, and, if there are dense
+            columns, `"dense"`, float32 [batch, dense columns].
+
+        Raises:
+            tf.errors.InvalidArgumentError: If a text is not a number although the schema reads it
+                as a number.
+        """
+        keys: Any = {
+            name: self._column(name, columns[name], *settings)
+            for name, settings in self._keys.items()
+        }
+        if not self._lists:
+            keys = tf.stack(list(keys.values()), axis=1)
+        if not self._logs:
+            return {"keys": keys}
+        dense = [_number(columns[name], is_log) for name, is_log in self._logs.items()]
+        return {"dense": tf.stack(dense, axis=1), "keys": keys}
+
+    def _column(self, name: str, values: Any, kind: str, separator: str | None) -> Any:
+        """Returns the keys of a column, int64 [batch] or ragged [batch, None]."""
+        if isinstance(values, tf.RaggedTensor):
+            # As in `slipstream-prepare`, the missing texts do not apply to the items of a list.
+            return values.with_flat_values(_keys(name, values.flat_values, TEXT, ()))
+        if separator is None:
+            return _keys(name, values, kind, self._missing)
+        # A missing list becomes a list of one missing value.
+        is_missing = _is_any_of(values, self._missing)
+        parts = tf.strings.split(tf.where(is_missing, "", values), sep=separator)
+        is_missing = tf.gather(is_missing, parts.value_rowids())
+        texts = tf.where(is_missing, "0", parts.flat_values)
+        keys = _keys(name, texts, kind, self._missing)
+        return parts.with_flat_values(tf.where(is_missing, np.int64(MISSING_KEY), keys))
+
+
+def _keys(name: str, values: tf.Tensor, kind: str, missing: Sequence[str]) -> tf.Tensor:
+    """Converts text or integers [n] to keys, int64 [n].
+
+    Args:
+        name: Name of the column, for errors.
+        values: string, int64 or uint64 [n].
+        kind: Conversion of text, see `KeyColumn`.
+        missing: Texts that represent a missing value.
+    """
+    if values.dtype != tf.string:
+        keys = tf.bitcast(values, tf.int64)
+        is_missing = tf.equal(keys, MISSING_INTEGER)
+    else:
+        is_missing = _is_any_of(values, missing)
+        keys = hash_texts(values) if kind == TEXT else _parsed(name, values, kind, is_missing)
+    for reserved in (PADDING_KEY, MISSING_KEY):  # As in `keys_of_ids`.
+        moved = np.int64(hash_string(b"%d" % reserved))
+        keys = tf.where(tf.equal(keys, reserved), moved, keys)
+    return tf.where(is_missing, np.int64(MISSING_KEY), keys)
+
+
+def _is_any_of(texts: tf.Tensor, missing: Sequence[str]) -> tf.Tensor:
+    """Returns whether each text [n] is one of the missing texts, bool [n]."""
+    is_missing = tf.zeros(tf.shape(texts), tf.bool)
+    for text in missing:
+        is_missing |= tf.equal(texts, text)
+    return is_missing
+
+
+def _parsed(name: str, texts: tf.Tensor, kind: str, is_ignored: tf.Tensor) -> tf.Tensor:
+    """Parses texts [n] as integers of 64 bits, int64 [n].
+
+    `tf.strings.to_number` supports neither hexadecimal digits nor uint64.
+
+    Args:
+        name: Name of the column, for the error.
+        texts: The texts.
+        kind: `INTEGER` or `HEX`.
+        is_ignored: bool [n]. Where True, the text may be malformed.
+    """
+    pattern, width, base, allowed = _NUMBERS[kind]
+    is_number = tf.strings.regex_full_match(texts, pattern)
+    wrong = tf.boolean_mask(texts, ~(is_number | is_ignored))[:1]
+    message = f"Invalid text in column {name!r}. Expected {allowed}, or a missing value."
+    with tf.control_dependencies([tf.debugging.assert_equal(tf.size(wrong), 0, message)]):
+        digits = tf.strings.regex_replace(texts, "^-", "")
+    lengths = tf.strings.length(digits)
+    codes = tf.io.decode_raw(digits, tf.uint8, fixed_length=width)
+    values = tf.gather(_DIGITS, tf.cast(codes, tf.int32))
+    number = tf.zeros_like(lengths, tf.int64)
+    for place in range(width):  # Integers of uint64 wrap around, which keeps their 64 bits.
+        number = tf.where(place < lengths, number * base + values[:, place], number)
+    return tf.where(tf.strings.regex_full_match(texts, "-.*"), -number, number)
+
+
+def _number(values: tf.Tensor, is_log: bool) -> tf.Tensor:
+    """Returns the transformed numbers of a dense column, float32 [batch]."""
+    if is_log:
+        exact = tf.cast(values, tf.float64)
+        values = tf.cast(tf.sign(exact) * tf.math.log1p(tf.abs(exact)), tf.float32)
+    return tf.where(tf.math.is_nan(values), _MISSING_DENSE, values)

@@ -1,0 +1,236 @@
+"""Tests that exported models read the columns of users' files as `slipstream-prepare` does."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import slipstream_tf as slip
+from slipstream_tf.data.opening import open_source
+from slipstream_tf.data.preparation import prepare
+from slipstream_tf.data.readers.prepared import PreparedReader
+from slipstream_tf.data.schema import parse_schema
+from slipstream_tf.export.columns import MISSING_INTEGER, RawColumns
+
+COUNT = 400
+
+
+def prepared(tmp_path, path, schema):
+    """Prepares a file; returns the folder."""
+    source, files = open_source([str(path)], "auto", parse_schema(schema))
+    folder = str(tmp_path / "prepared")
+    prepare(source, files, folder)
+    return folder
+
+
+def read(folder):
+    """Returns the features of all rows in the order of the file, by the dense column "row"."""
+    ((features, _),) = list(PreparedReader(folder, COUNT).dataset())
+    order = np.argsort(features["dense"][:, -1])
+    return tf.nest.map_structure(lambda values: tf.gather(values, order), features)
+
+
+def write_csv(path, columns):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def tensors_of(raw, columns):
+    """Converts the columns of a CSV file to the inputs of a SavedModel."""
+    inputs = {}
+    for name, spec in raw.signature.items():
+        values = list(columns[name])
+        if spec.dtype == tf.int64:
+            ids = [MISSING_INTEGER if value in ("", "NA") else int(value) for value in values]
+            values = np.array([i % 2**64 for i in ids], np.uint64).view(np.int64)
+        elif spec.dtype == tf.float32:
+            values = [np.nan if value in ("", "NA") else float(value) for value in values]
+        inputs[name] = tf.constant(values, spec.dtype)
+    return inputs
+
+
+def assert_equal_features(ours, theirs):
+    assert set(ours) == set(theirs)
+    if "dense" in theirs:
+        np.testing.assert_array_equal(ours["dense"], theirs["dense"])
+    keys, expected = ours["keys"], theirs["keys"]
+    if not isinstance(expected, dict):
+        keys, expected = {"": keys}, {"": expected}
+    assert list(keys) == list(expected)
+    for name, values in expected.items():
+        assert type(keys[name]) is type(values)
+        if isinstance(values, tf.RaggedTensor):
+            assert keys[name].to_list() == values.to_list()
+        else:
+            np.testing.assert_array_equal(keys[name], values)
+
+
+def texts_of_file():
+    """Returns columns of a CSV file with all kinds of values."""
+    draw = np.random.default_rng(0)
+
+    def chosen(*values):
+        return [values[i] for i in draw.integers(0, len(values), COUNT)]
+
+    words = ["", "NA", "anna", "é✓", "-1", " a ", "a;b", "x" * 300, "0"]
+    integers = [
+        "",
+        "NA",
+        "0",
+        "-7",
+        "007",
+        "-1",
+        "-2",
+        str(2**63 - 1),
+        str(2**64 - 1),
+        str(1 - 2**63),
+    ]
+    hexes = ["", "NA", "0", "ff", "FF", "0a0B", "fffffffffffffff"]
+
+    def bags(values, separator):
+        return [separator.join(chosen(*values)[: i % 4 + 1]) for i in range(COUNT)]
+
+    return {
+        "y": chosen("0", "1"),
+        "user": chosen(*words),
+        "ad": chosen(*integers),
+        "site": chosen(*hexes),
+        "tags": bags(words, "||"),
+        "sizes": bags(integers, " "),
+        "pages": bags(hexes, ";"),
+        "price": chosen("", "NA", "0", "-3", "0.1", "1e-3", "123456.789", "16777217"),
+        "age": chosen("", "NA", "0", "-1", "0.1", "33"),
+        "row": list(range(COUNT)),
+    }
+
+
+SCHEMA = {
+    "label": "y",
+    "keys": [
+        "user",
+        {"column": "ad", "as": "integer"},
+        {"column": "site", "as": "hex"},
+        {"column": "tags", "separator": "||"},
+        {"column": "sizes", "as": "integer", "separator": " "},
+        {"column": "pages", "as": "hex", "separator": ";"},
+    ],
+    "dense": [{"column": "price", "transform": "log"}, "age", "row"],
+    # One of the missing texts contains a separator.
+    "missing": ["", "NA", "anna||0"],
+}
+
+
+@pytest.mark.parametrize("bags", [True, False])
+def test_columns_of_csv_file_equal_prepared_data(bags, tmp_path):
+    columns = texts_of_file()
+    columns["tags"][:3] = ["anna||0", "anna||0||0", ""]
+    write_csv(tmp_path / "a.csv", columns)
+    schema = SCHEMA if bags else {**SCHEMA, "keys": SCHEMA["keys"][:3]}
+    folder = prepared(tmp_path, tmp_path / "a.csv", schema)
+    raw = RawColumns(folder)
+    assert raw.signature["ad"].dtype == tf.int64 and raw.signature["site"].dtype == tf.string
+    convert = tf.function(raw.features, input_signature=[raw.signature])
+    features = convert(tensors_of(raw, columns))
+    assert_equal_features(features, read(folder))
+    empty = convert({name: values[:0] for name, values in tensors_of(raw, columns).items()})
+    assert tf.nest.flatten(empty["keys"])[0].shape[0] == 0
+
+
+def test_columns_of_parquet_file_equal_prepared_data(tmp_path):
+    columns = {
+        "y": pa.array([1.0, 0.0, 1.0, 0.0]),
+        "word": pa.array(["a", None, "NA", "b"]),
+        "code": pa.array(["x", "y", "x", "NA"]).dictionary_encode(),
+        "small": pa.array([-1, None, -2, 7], pa.int16()),
+        "large": pa.array([2**64 - 5, 1, None, 0], pa.uint64()),
+        "flag": pa.array([True, False, None, True]),
+        "day": pa.array([3, None, 4, -2], pa.date32()),
+        "texts": pa.array([["a", "NA"], [], ["", "b"], ["c"]]),
+        "numbers": pa.array([[3, None], None, [], [4, 5, 6]], pa.large_list(pa.int32())),
+        "split": pa.array(["a|b", None, "NA", "b|"]),
+        "n": pa.array([1.5, None, 3.0, float("nan")], pa.float64()),
+        "row": pa.array([0, 1, 2, 3]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    keys = ["word", "code", "small", "large", "flag", "day", "texts", "numbers"]
+    keys.append({"column": "split", "separator": "|"})
+    schema = {"label": "y", "keys": keys, "dense": ["n", "row"], "missing": ["", "NA"]}
+    folder = prepared(tmp_path, tmp_path / "a.parquet", schema)
+    raw, missing = RawColumns(folder), MISSING_INTEGER
+    features = raw.features(
+        {
+            "word": tf.constant(["a", "", "NA", "b"]),
+            "code": tf.constant(["x", "y", "x", "NA"]),
+            "small": tf.constant([-1, missing, -2, 7], tf.int64),
+            "large": tf.constant([2**64 - 5, 1, 2**63, 0], tf.uint64),
+            "flag": tf.constant([1, 0, missing, 1], tf.int64),
+            "day": tf.constant([3, missing, 4, -2], tf.int64),
+            "texts": tf.ragged.constant([["a", "NA"], [], ["", "b"], ["c"]]),
+            "numbers": tf.ragged.constant([[3, missing], [missing], [], [4, 5, 6]], tf.int64),
+            "split": tf.constant(["a|b", "", "NA", "b|"]),
+            "n": tf.constant([1.5, np.nan, 3.0, np.nan]),
+            "row": tf.range(4.0),
+        }
+    )
+    assert_equal_features(features, read(folder))
+    kinds = {name: type(spec) for name, spec in raw.signature.items()}
+    assert kinds["texts"] is kinds["numbers"] is tf.RaggedTensorSpec
+    assert kinds["split"] is kinds["large"] is tf.TensorSpec
+
+
+def test_din_serves_histories_of_csv_file(tmp_path):
+    draw = np.random.default_rng(0)
+    items = [f"item {i}" for i in draw.integers(0, 9, COUNT)]
+    history = ["|".join(items[max(0, i - i % 4) : i]) for i in range(COUNT)]
+    row = list(range(COUNT))
+    columns = {"y": draw.integers(0, 2, COUNT), "item": items, "seen": history, "row": row}
+    write_csv(tmp_path / "a.csv", columns)
+    keys = ["item", {"column": "seen", "separator": "|"}]
+    dense = [{"column": "row", "transform": "log"}]
+    folder = prepared(tmp_path, tmp_path / "a.csv", {"label": "y", "keys": keys, "dense": dense})
+    table = slip.Table("item", 4)
+    specs = [slip.FeatureSpec("item", "item"), slip.FeatureSpec("seen", "item", combiner=None)]
+    layer = slip.keras.EmbeddingCollection([table], "adagrad", features=specs)
+    keras.utils.set_random_seed(0)
+    model = slip.models.DIN(layer, 1, history={"seen": "item"}, attention=[4], deep=[4])
+    model.compile("adam", "binary_crossentropy")
+    model.fit(PreparedReader(folder, 100).dataset(), verbose=0)
+    slip.export.saved_model(model, tmp_path / "served", prepared=folder)
+    served = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"]
+    inputs = {name: tf.constant(columns[name]) for name in ("item", "seen")}
+    outputs = served(**inputs, row=tf.constant(row, tf.float32))["outputs"]
+    np.testing.assert_allclose(outputs, model(read(folder)), atol=1e-6)
+
+
+def test_text_that_is_no_number_raises(tmp_path):
+    (tmp_path / "a.csv").write_text("y,sizes\n" + "1,1 2\n0,3\n" * 9)
+    keys = [{"column": "sizes", "as": "integer", "separator": " "}]
+    raw = RawColumns(prepared(tmp_path, tmp_path / "a.csv", {"label": "y", "keys": keys}))
+    for text in ("1 x", "1  2 0x1", "12345678901234567890123"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"column 'sizes'.*integers"):
+            raw.features({"sizes": tf.constant(["5", text])})
+
+
+def test_invalid_prepared_folder_raises(tmp_path):
+    (tmp_path / "a.csv").write_text("y,user\n" + "1,a\n0,b\n" * 9)
+    folder = prepared(tmp_path, tmp_path / "a.csv", {"label": "y", "keys": ["user"]})
+    layer = slip.keras.EmbeddingCollection([slip.Table("user", 4)])
+    spec = tf.TensorSpec([None], tf.string)
+    with pytest.raises(ValueError, match=r"`signature`.*with `prepared`\. Expected None"):
+        slip.export.saved_model(layer, tmp_path / "1", signature={"user": spec}, prepared=folder)
+    with pytest.raises(ValueError, match=r"`prepared`.*wrote with --schema"):
+        slip.export.saved_model(layer, tmp_path / "1", prepared=tmp_path)
+    manifest = json.loads((tmp_path / "prepared" / "prepared.json").read_text())
+    del manifest["columns"]["key_types"]
+    (tmp_path / "prepared" / "prepared.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"`prepared`.*key_types.*slipstream-prepare --overwrite"):
+        RawColumns(folder)
