@@ -160,14 +160,14 @@ def test_files_with_text_and_integers_in_column_are_refused(tmp_path, run_prepar
 def test_negative_ids_and_missing_values_have_rows(tmp_path, run_prepare):
     """With the default padding key, -1, a layer allocates a row for the id -1 of prepared data."""
     users, path = ("-2", "-1", "0", "1", "18446744073709551615", ""), tmp_path / "a.csv"
-    lines = [f"{i % 2},{users[i % 6]},x{i % 3}" for i in range(300)]
+    lines = [f"{i % 2},{users[i % 6]},x{i % 3}" for i in range(1000)]
     path.write_text("\n".join(["click,user,item", *lines]))
     keys = [{"column": "user", "as": "integer"}, "item"]
     schema = parse_schema({"label": "click", "keys": keys})
     statistics = run_prepare(path, tmp_path / "out", schema=schema)
     user = statistics["fields"]["user"]
     # -1 and the largest uint64 have the same 64 bits.
-    assert (user["keys"], user["lookups"], user["missing_share"]) == (4, 300, 50 / 300)
+    assert (user["keys"], user["lookups"], user["missing_share"]) == (4, 900, 150 / 900)
     assert statistics["fields"]["item"]["keys"] == 3
     stored = pq.read_table(tmp_path / "out" / "train")["user"].to_pylist()
     assert stored[:6] == [-2, -1, 0, 1, -1, None]
@@ -185,7 +185,7 @@ def test_negative_ids_and_missing_values_have_rows(tmp_path, run_prepare):
 def test_histories_keep_their_order_and_train_din(tmp_path, run_prepare):
     """A history of items is read in its order, and shares the rows of the item."""
     histories = [["d", "a", "c", "a"], ["b"], [], ["c", "b", "a", "d", "b"]]
-    lines = [f"{i % 2},{'abcd'[i % 4]},{' '.join(histories[i % 4])}" for i in range(40)]
+    lines = [f"{i % 2},{'abcd'[i % 4]},{' '.join(histories[i % 4])}" for i in range(1000)]
     (tmp_path / "a.csv").write_text("\n".join(["click,item,seen", *lines]))
     keys = ["item", {"column": "seen", "separator": " ", "table": "item"}]
     schema = parse_schema({"label": "click", "keys": keys})
