@@ -21,6 +21,10 @@ BAZEL_FLAGS ?= --color=no --noshow_progress
 # Two pip processes disturb each other in one environment.
 .NOTPARALLEL:
 
+# Python compiles the modules that it imports. Without this, pip compiles all modules of TensorFlow. pip
+# inverts the value: 0 enables --no-compile.
+export PIP_NO_COMPILE := 0
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -78,14 +82,13 @@ TESTED := docs $(INSTALLED) $(WITH_CUDA)
 # Two commands of each line run at the same time: downloads, links, tests on disk and ranks that wait
 # for each other leave cores idle. A failure of either fails make.
 SUBMAKE := $(MAKE) --no-print-directory
-EMULATED_LOG := $(STAMPS)/emulated-test.log
+BESIDE_LOG := $(STAMPS)/beside-pytest.log
 
 test: test-packages $(STAMPS)/tensorflow $(STAMPS)/nvcc  ## Tests: C++ by Bazel, Python by pytest, without the slow ones; a wheel
 	@$(SUBMAKE) core-test & code=0; $(SUBMAKE) tested || code=$$?; wait $$! || code=$$?; exit $$code
-	@echo "The output of emulated-test is after that of pytest."
-	@nice -n 10 $(SUBMAKE) emulated-test > $(EMULATED_LOG) 2>&1 & code=0; \
-	$(PYTEST) $(PYTEST_FLAGS) tests || code=$$?; wait $$! || code=$$?; cat $(EMULATED_LOG); exit $$code
-	@$(SUBMAKE) wheel-test
+	@echo "The output of emulated-test and wheel-test is after that of pytest."
+	@nice -n 10 $(SUBMAKE) --keep-going emulated-test wheel-test > $(BESIDE_LOG) 2>&1 & code=0; \
+	$(PYTEST) $(PYTEST_FLAGS) tests || code=$$?; wait $$! || code=$$?; cat $(BESIDE_LOG); exit $$code
 
 tested: $(TESTED)
 
