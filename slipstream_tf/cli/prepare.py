@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _DATA = "DATA"
 # Flags that are passed to `Options` under the same name.
 _OPTIONS = ("shard_rows", "compression", "dim", "strict", "max_bad_fraction", "overwrite")
-_FORMATS = ("auto", "criteo", "avazu", "csv", "parquet")
+_FORMATS = ("auto", "criteo", "avazu", "csv", "json", "parquet")
 WRITING_FLAGS = {
     "Output": (
         Flag("output", Text(), "folder for the shards, statistics.json and counts.parquet"),
@@ -65,7 +65,8 @@ _FLAGS = {
     "Data": (
         Flag("format", Choice(_FORMATS), "format of DATA; auto detects it from the name or the "
              "first line of the first file", "auto"),
-        Flag("schema", Text(), "JSON file that describes the columns of CSV or Parquet: "
+        Flag("schema", Text(), "JSON file that describes the columns of CSV, JSON lines or "
+             "Parquet: "
              '{"label": "clicked", "keys": ["user", {"column": "tags", "separator": "|"}, '
              '{"column": "ad", "as": "integer"}], "dense": [{"column": "price", "transform": "log"}'
              '], "missing": ["", "NA"]}. '
@@ -106,9 +107,9 @@ def make_flags() -> FlagSet:
         "slipstream-prepare",
         "Converts click logs to Parquet shards for slipstream-train --data=FOLDER, and reports the "
         "number of keys per field, their skew and the fraction of hot examples. DATA is Criteo TSV "
-        "(of Kaggle, or days of the Terabyte logs) or Avazu CSV, or with a --schema other CSV or "
-        "Parquet; text files may be compressed (.gz). After an interruption, the same command "
-        "continues the preparation.",
+        "(of Kaggle, or days of the Terabyte logs) or Avazu CSV, or with a --schema other CSV, "
+        "JSON lines or Parquet; text files may be compressed (.gz, .bz2, .xz, .zip). After an "
+        "interruption, the same command continues the preparation.",
         (
             "slipstream-prepare day_0.gz day_1.gz --output=criteo",
             "slipstream-prepare clicks.csv --schema=clicks.json --output=clicks",
@@ -151,12 +152,12 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
     elif values["split"] == "time" and (schema is None or schema.time is None):
         raise does_nothing("split=time", 'a --schema with "time", the name of a column')
     with raised_as(UsageError, "Invalid argument DATA: "):
-        files = list_files(values[_DATA])
+        files = list_files(values[_DATA], values["format"])
     parts = [None if values["test"] is None else "train"] * len(files)
     for part in ("valid", "test"):
         if values[part] is not None:
             with raised_as(UsageError, f"Invalid flag --{part}: "):
-                own = list_files(values[part].split(","))
+                own = list_files(values[part].split(","), values["format"])
             files, parts = files + own, parts + [part] * len(own)
     split = Split(
         values["split"],

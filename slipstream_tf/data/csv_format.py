@@ -14,9 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream_tf.data.columns import convert
 from slipstream_tf.data.readers import text
+from slipstream_tf.data.schema import Schema
+from slipstream_tf.data.sources import ParsedRows
 
-_STAND_IN = b"\x1f"  # Replaces delimiters of several bytes, because Arrow's have one byte.
+_STAND_IN = b"\x1f"  # Replaces long delimiters, because Arrow's have one byte.
 _QUOTED_LINE_BREAK = (
     "quoted line break: the closing quote is not on this line. Remove line breaks from values. If "
     'quotes are ordinary characters in this file, set "quoting": "none" in the schema'
@@ -39,6 +42,15 @@ class ParsedValues:
     rows: np.ndarray
     num_lines: int
     reasons: dict[int, str]
+
+    def convert(self, schema: Schema) -> ParsedRows:
+        """Converts the regular lines to examples; see `columns.convert`."""
+        parsed = convert(schema, self.columns)
+        is_good = np.zeros(self.num_lines, bool)
+        is_good[self.rows[parsed.is_good]] = True
+        of_values = {int(self.rows[row]): reason for row, reason in parsed.reasons.items()}
+        reasons = dict(sorted({**self.reasons, **of_values}.items()))
+        return ParsedRows(parsed.table, is_good, reasons)
 
 
 class CsvFormat:
@@ -67,7 +79,7 @@ class CsvFormat:
             "escape_char": escape or False,
         }
         self._separator = re.escape(byte)
-        # An escape character and the character after it. `(?!)` matches nothing.
+        # An escape character and the character after it. `(?!)` never matches.
         self._escape = (escape or "").encode()
         stop = re.escape(self._escape)
         pair = stop + b"." if escape else b"(?!)"
@@ -186,7 +198,7 @@ class CsvFormat:
         raise ValueError(f"the line ends with the escape character {self._escape.decode()!r}")
 
     def _with_short_delimiters(self, lines: bytes) -> bytes:
-        """Replaces delimiters of several bytes, so that Arrow can parse the lines.
+        """Replaces long delimiters, so that Arrow can parse the lines.
 
         Raises:
             ValueError: If the lines contain the replacement.

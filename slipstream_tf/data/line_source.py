@@ -3,15 +3,14 @@
 Blocks end at line ends, therefore a value must not contain a line break.
 """
 
-import gzip
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from slipstream_tf.data.columns import columns_of, convert
+from slipstream_tf.data.columns import columns_of
 from slipstream_tf.data.csv_format import CsvFormat
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.schema import NONE, Schema
@@ -20,7 +19,7 @@ from slipstream_tf.data.spec import require_columns
 
 
 class LineSource(Source):
-    """Reads text files of any size; ".gz" files are decompressed. Base class.
+    """Reads text files of any size, also compressed ones (`text.open_text`). Base class.
 
     The train and test parts are the same as in `TextReader`: every tenth run of 100 data lines of a
     file belongs to the test part.
@@ -68,7 +67,7 @@ class LineSource(Source):
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         path, at = self.paths[start.file], start
         done = sum(self._bytes[: start.file])
-        with text.open_text(path) as file:
+        with text.open_text(path) as (file, stored):
             # Note: seeking in a compressed file decompresses all data before the offset again.
             try:
                 if at.offset:
@@ -83,8 +82,7 @@ class LineSource(Source):
                         offset = end - (len(lines) - last)
                         after = Position(at.file, offset, at.row + rows, at.id + rows)
                         # Progress in compressed bytes, the unit of the file size.
-                        raw = file.fileobj if isinstance(file, gzip.GzipFile) else None
-                        read = offset if raw is None else cast(Any, raw).tell()
+                        read = offset if file is stored else stored.tell()
                         content = lines[first:last]
                         yield Block(at, after, content, done + min(read, self._bytes[at.file]))
                         at = after
@@ -102,14 +100,27 @@ def first_line(path: str) -> bytes:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If the file is compressed and damaged.
+        ValueError: If the file is damaged, or in UTF-16.
     """
-    with text.open_text(path) as file:
+    with text.open_text(path) as (file, _):
         try:
             line = file.readline(text.MAX_LINE_BYTES)
         except text.DAMAGES as error:
             raise ValueError(f"{path}: the file is damaged at its beginning: {error}") from error
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(
+            f"{path}: the file is in UTF-16. Expected UTF-8 or another encoding that contains "
+            "ASCII. Convert it, for example with iconv --from-code=UTF-16 --to-code=UTF-8."
+        )
     return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _decoded(name: bytes) -> str:
+    """Decodes the name of a column, which may be in UTF-8 or Latin-1."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name.decode("latin-1")
 
 
 def _cut(lines: bytes, first_rows: int, piece_rows: int) -> Iterator[tuple[int, int, int]]:
@@ -193,22 +204,14 @@ class CsvSource(LineSource):
                 "files have no header, set `columns` in the schema."
             )
         try:
-            names = tuple(name.decode() for name in self._format.values(first_line))
+            names = tuple(_decoded(name) for name in self._format.values(first_line))
         except ValueError as error:
             raise ValueError(
-                f"{path}:1: the header is malformed: {error}. Expected column names in UTF-8."
+                f"{path}:1: the header is malformed: {error}. Expected column names."
             ) from None
         details = f", separated by {self._schema.delimiter!r}"
         require_columns(self._schema.names(), names, f"{path}:1", details)
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
-        values = self._format.parse(lines, header, self._schema.names())
-        parsed = convert(self._schema, values.columns)
-        if len(values.rows) == values.num_lines:
-            return parsed
-        is_good = np.zeros(values.num_lines, bool)
-        is_good[values.rows[parsed.is_good]] = True
-        of_values = {int(values.rows[row]): reason for row, reason in parsed.reasons.items()}
-        reasons = dict(sorted({**values.reasons, **of_values}.items()))
-        return ParsedRows(parsed.table, is_good, reasons)
+        return self._format.parse(lines, header, self._schema.names()).convert(self._schema)

@@ -1,6 +1,9 @@
 """Opens data files as a source and detects their format."""
 
+import contextlib
 import os
+import re
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,9 @@ import pyarrow.parquet as pq
 
 from slipstream_tf._utils.errors import require_choice
 from slipstream_tf.data.columns import columns_of, convert
+from slipstream_tf.data.json_source import JsonSource
 from slipstream_tf.data.line_source import CsvSource, FormatSource, first_line
+from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.avazu import HEADER, AvazuFormat
 from slipstream_tf.data.readers.criteo import CriteoFormat
 from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, opening
@@ -20,11 +25,26 @@ from slipstream_tf.data.sources import Block, ParsedRows, Position, Source, trai
 from slipstream_tf.data.spec import require_columns
 
 AUTO = "auto"
-FORMATS = ("criteo", "avazu", "csv", "parquet")
+FORMATS = ("criteo", "avazu", "csv", "json", "parquet")
+_WITH_SCHEMA = ("csv", "json", "parquet")
+# Ends of the names of files, before the end of a compressed file, by format.
+_ENDS = {
+    "parquet": (".parquet", ".pq"),
+    "json": (".json", ".jsonl", ".ndjson"),
+    "csv": (".csv", ".tsv", ".txt", ".dat", ".data"),
+}
+_UNREAD = (
+    "are not read, because their columns have no names. Prepare the original data, or write JSON "
+    'lines or Parquet first. "Your own data" in the documentation has a program for it.'
+)
+_LIBFFM = re.compile(rb"[-+]?[0-9.]+([ \t]+[0-9]+(:[0-9]+)?:[-+0-9.eE]+)+\s*")
 
 
 class ParquetSource(Source):
     """Reads Parquet files in order, with a schema.
+
+    A column that a file lacks may be in its path, as in `country=de/a.parquet`; its values are
+    text.
 
     The train and test parts are the same as in `ParquetReader`: they depend on the row number over
     all files.
@@ -49,9 +69,13 @@ class ParquetSource(Source):
         for path in self.paths:
             with _opened(path) as file:
                 found = file.schema_arrow
-                require_columns(schema.names(), found.names, path)
+                of_path = _values_of_path(path, found.names)
+                require_columns(schema.names(), [*found.names, *of_path], path)
                 self._rows.append(file.metadata.num_rows)
-            types = {name: found.field(name).type for name in schema.names()}
+            types = {
+                name: pa.string() if name in of_path else found.field(name).type
+                for name in schema.names()
+            }
             try:
                 columns = columns_of(schema, types)
             except ValueError as error:
@@ -74,8 +98,13 @@ class ParquetSource(Source):
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         at, path, done = start, self.paths[start.file], sum(self._rows[: start.file])
         with _opened(path) as file:
+            of_path = _values_of_path(path, file.schema_arrow.names)
+            in_file = [name for name in self._schema.names() if name not in of_path]
             try:
-                for batch in _batches(file, at.row, self._schema.names()):
+                for batch in _batches(file, at.row, in_file):
+                    for name, value in of_path.items():
+                        column = pa.repeat(pa.scalar(value, pa.string()), len(batch))
+                        batch = batch.append_column(name, column)
                     for block in _blocks_of(batch, at, piece_rows, done):
                         at = block.end
                         yield block
@@ -140,17 +169,29 @@ def _batches(file: pq.ParquetFile, first: int, columns: Sequence[str]) -> Iterat
         left_out = max(0, left_out - len(batch))
 
 
+def _values_of_path(path: str, columns: Sequence[str]) -> dict[str, str | None]:
+    """Returns the partition columns in the path of a file, except columns of the file."""
+    pairs = (part.partition("=") for part in Path(path).parts[:-1])
+    values = {urllib.parse.unquote(name): value for name, sign, value in pairs if sign}
+    return {
+        name: None if value == "__HIVE_DEFAULT_PARTITION__" else urllib.parse.unquote(value)
+        for name, value in values.items()
+        if name not in columns
+    }
+
+
 def open_source(
     paths: Sequence[str], kind: str = AUTO, schema: Schema | None = None
 ) -> tuple[Source, list[str]]:
     """Opens files as one source.
 
     Args:
-        paths: Files in reading order. A folder is replaced by all its Parquet files, at any depth,
-            in the order of their paths.
+        paths: Files in reading order. A folder is replaced by its data files, at any depth, in the
+            order of their paths.
         kind: One of `FORMATS`, or `"auto"` to detect the format by the name or the first line of
             the first file.
-        schema: Meaning of the columns. Required for `"csv"` and `"parquet"`, not allowed otherwise.
+        schema: Meaning of the columns. Not allowed for `"criteo"` and `"avazu"`, else
+            required.
 
     Returns:
         (source, list of files).
@@ -160,46 +201,71 @@ def open_source(
         ValueError: If the format is unknown, or a schema is missing or not allowed.
     """
     require_choice("format", kind, (AUTO, *FORMATS))
-    files = list_files(paths)
+    files = list_files(paths, kind)
     if kind == AUTO:
         kind = _recognised(files[0], schema is not None)
-    if (schema is None) == (kind in ("csv", "parquet")):
+    if (schema is None) == (kind in _WITH_SCHEMA):
         need = "requires a schema" if schema is None else "does not accept a schema"
         raise ValueError(
             f"{files[0]}: data in the format {kind!r} {need}. See --schema in "
             "slipstream-prepare --help."
         )
     if schema is not None:
-        return (ParquetSource if kind == "parquet" else CsvSource)(schema, files), files
+        made = {"csv": CsvSource, "json": JsonSource, "parquet": ParquetSource}[kind]
+        return made(schema, files), files
     return FormatSource(CriteoFormat() if kind == "criteo" else AvazuFormat(), files), files
 
 
-def list_files(paths: Sequence[str]) -> list[str]:
+def list_files(paths: Sequence[str], kind: str = AUTO) -> list[str]:
     """Returns the files of `open_source`, in order: folders are replaced by their files.
 
     Raises:
         FileNotFoundError: If a path does not exist, or a folder has no data files.
+        ValueError: If `kind` is `"auto"` and a folder has files of different formats.
     """
-    return [file for path in paths for file in _files(path)]
+    return [file for path in paths for file in _files(path, kind)]
 
 
-def _files(path: str) -> list[str]:
+def _files(path: str, kind: str) -> list[str]:
     if not os.path.isdir(path):
         if not os.path.exists(path):
             raise FileNotFoundError(f"There is no data file or folder {path!r}.")
         return [path]
-    files = sorted(str(file) for file in Path(path).rglob("*.parquet"))
-    if not files:
-        raise FileNotFoundError(f"The folder {path!r} contains no .parquet files.")
-    return files
+    wanted = (kind,) if kind in _ENDS else ("csv",) if kind != AUTO else tuple(_ENDS)
+    found: dict[str, list[str]] = {}
+    for file in sorted(Path(path).rglob("*")):
+        parts = file.relative_to(path).parts
+        # Programs that write folders of data add hidden files, such as _SUCCESS.
+        if file.is_file() and not any(part.startswith((".", "_")) for part in parts):
+            found.setdefault(_kind(file.name), []).append(str(file))
+    several = [name for name in wanted if name in found]
+    if len(several) > 1:
+        raise ValueError(
+            f"The folder {path!r} contains files of the formats {' and '.join(several)}. Choose "
+            "one with --format, or pass files."
+        )
+    if not several:
+        ends = ", ".join(end for name in wanted for end in _ENDS[name])
+        raise FileNotFoundError(
+            f"The folder {path!r} contains no data files. Expected names that end with {ends}, "
+            f"and for text also {', '.join(text.COMPRESSIONS)}."
+        )
+    return found[several[0]]
+
+
+def _kind(name: str) -> str:
+    """Returns the format by the name of a file; "" if the name is unknown."""
+    stem, end = os.path.splitext(name.lower())
+    name = stem if end in text.COMPRESSIONS else name.lower()
+    return next((kind for kind, ends in _ENDS.items() if name.endswith(ends)), "")
 
 
 def _recognised(path: str, has_schema: bool) -> str:
-    if path.endswith(".parquet"):
-        return "parquet"
+    if (kind := _kind(path)) in ("parquet", "json"):
+        return kind
+    line = _line_of_known_format(path)
     if has_schema:
         return "csv"
-    line = first_line(path)
     if not line:
         raise ValueError(
             f"{path}: the first line is empty. Expected Criteo TSV, Avazu CSV, or another format "
@@ -212,5 +278,21 @@ def _recognised(path: str, has_schema: bool) -> str:
     shown = line[:60].decode(errors="backslashreplace")
     raise ValueError(
         f"{path}: the format of the first line {shown!r} is unknown. Expected Criteo TSV, Avazu "
-        "CSV, or CSV or Parquet with a schema (--schema)."
+        "CSV, or CSV, JSON lines or Parquet with a schema (--schema)."
     )
+
+
+def _line_of_known_format(path: str) -> bytes:
+    """Returns the first line of a text file.
+
+    Raises:
+        ValueError: If the file has a format that is not read.
+    """
+    with text.open_text(path) as (file, _), contextlib.suppress(*text.DAMAGES):
+        # A TFRecord begins with its length as uint64, which is less than 2**32.
+        if ".tfrecord" in os.path.basename(path) or file.read(8)[4:] == bytes(4):
+            raise ValueError(f"{path}: TFRecord files {_UNREAD}")
+    line = first_line(path)
+    if _LIBFFM.fullmatch(line):
+        raise ValueError(f"{path}: files of libffm and libsvm {_UNREAD}")
+    return line

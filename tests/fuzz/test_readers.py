@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from absl import logging
 from fuzzing import CORPUS, bounded_space, changed, changes, error_of, fuzz, watched
 from hypothesis import strategies as st
 
+from slipstream_tf.data.json_source import JsonSource
 from slipstream_tf.data.line_source import CsvSource
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
@@ -41,7 +43,7 @@ SCHEMA = {
 }
 COLUMNS = {"click": [0, 1, 1, 0] * 9, "row": list(range(36)), "text": ["a", "b", None, "ü"] * 9}
 COLUMNS |= {"list": [[1, 2], [], None, [3]] * 9, "price": [0.5, 1.5, None, 2.5] * 9}
-SHARE = 0.5 / 11
+SHARE = 0.5 / 13
 
 
 def criteo() -> bytes:
@@ -64,6 +66,20 @@ def table() -> bytes:
         b"rating,user,genres,ad,site,price,age,other\n"
         b'4,"u 1",a|b,12,0a,1.5,3,x\n3,u2,,-7,ff,NA,,y\n5,"u,3",c,NA,,2e3,9,"z"\n'
     )
+
+
+def json_lines() -> bytes:
+    return (
+        b'{"rating": 4, "user": "u 1", "genres": ["a", 2], "ad": 12, "site": "0a", "price": 1.5}\n'
+        b'{"rating": "3", "user": 2, "genres": null, "ad": -7, "age": true, "other": {"x": [1]}}\n'
+    )
+
+
+def zipped(content: bytes) -> bytes:
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.csv", content)
+    return stored.getvalue()
 
 
 def parquet(**options: Any) -> bytes:
@@ -95,7 +111,8 @@ def parsed(source: Source) -> list[Any]:
     for block in source.blocks(Position(), 5):
         found = source.parse(block)
         assert len(found.is_good) == block.num_rows
-        empty = empty_lines(block.content) if isinstance(source, CsvSource) else 0
+        has_empty_lines = isinstance(source, (CsvSource, JsonSource))
+        empty = empty_lines(block.content) if has_empty_lines else 0
         assert found.is_good.sum() == len(found.table)
         assert len(found.table) == block.num_rows - len(found.reasons) - empty
         for place in found.reasons:
@@ -127,6 +144,11 @@ def read_table(path: Path) -> None:
     parsed(open_source([str(path)], "csv", parse_schema(SCHEMA))[0])
 
 
+def read_json(path: Path) -> None:
+    schema = {**SCHEMA, "keys": ["user", "genres", *SCHEMA["keys"][2:]]}
+    parsed(open_source([str(path)], "json", parse_schema(schema))[0])
+
+
 def read_parquet(path: Path) -> None:
     for keys in (["row", "text"], ["row", "list"]):
         taken(ParquetReader(path, 7, label="click", keys=keys, dense=["price"]))
@@ -152,6 +174,8 @@ FORMS: dict[str, Form] = {
     "avazu": ("a.csv", plain(avazu()), lambda path: read_lines(AvazuReader, path)),
     "avazu_gz": ("a.csv.gz", packed_text(avazu()), lambda path: read_lines(AvazuReader, path)),
     "csv": ("a.csv", plain(table()), read_table),
+    "csv_zip": ("a.csv.zip", plain(zipped(table())), read_table),
+    "json": ("a.jsonl", plain(json_lines()), read_json),
     "parquet": ("a.parquet", plain(parquet(compression="none")), read_parquet),
     "parquet_packed": ("a.parquet", plain(parquet(compression="zstd")), read_parquet),
 }  # fmt: skip

@@ -6,11 +6,14 @@ malformed. A line is regular, and suitable for the fast parser, if it has the ex
 columns, at most `MAX_LINE_BYTES` bytes and no carriage return.
 """
 
+import bz2
 import contextlib
 import dataclasses
 import gzip
 import itertools
+import lzma
 import os
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -27,7 +30,9 @@ BLOCK_BYTES = 4 << 20
 BLOCK_LINES = 1 << 16
 # Longer lines are malformed and are truncated, so that a file without line ends fits into memory.
 MAX_LINE_BYTES = 1 << 20
-DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error)  # Errors of a damaged compressed file.
+# Errors of a damaged compressed file. Some modules raise OSError.
+DAMAGES = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 NEWLINE = 10
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -262,19 +267,48 @@ def binary_columns(
 
 
 @contextlib.contextmanager
-def open_text(path: str) -> Iterator[Any]:
+def open_text(path: str) -> Iterator[tuple[Any, Any]]:
     """Opens a text file for reading bytes after its byte order mark, if it has one.
 
-    Files that end with .gz are decompressed.
+    Files that end with one of `COMPRESSIONS` are decompressed. A .zip file contains one file.
+
+    Yields:
+        (decompressed file, stored file). The position of the latter measures progress.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If a .zip file is damaged, encrypted, or does not contain one file.
     """
-    with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as opened:
-        file: Any = opened
+    with contextlib.ExitStack() as stack:
+        stored: Any = stack.enter_context(open(path, "rb"))
+        file, end = stored, os.path.splitext(path)[1].lower()
+        if end == ".zip":
+            file = stack.enter_context(_member(path, stored))
+        elif end in COMPRESSIONS:
+            kind = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}[end]
+            file = stack.enter_context(kind(fileobj=stored) if end == ".gz" else kind(stored))
         try:
             if file.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
                 file.seek(0)
         except DAMAGES:
             file.seek(0)  # The caller's read fails again and reports the path.
-        yield file
+        yield file, stored
+
+
+def _member(path: str, stored: Any) -> Any:
+    """Opens the only file of a .zip file."""
+    try:
+        archive = zipfile.ZipFile(stored)
+        # macOS adds files with metadata.
+        names = [n for n in archive.namelist() if not n.endswith("/") and "__MACOSX/" not in n]
+        if len(names) == 1:
+            return archive.open(names[0])
+    except (zipfile.BadZipFile, RuntimeError, OSError) as error:
+        raise ValueError(f"{path}: the .zip file cannot be read: {error}") from error
+    raise ValueError(
+        f"{path}: the .zip file contains {len(names)} files: {names[:10]}. Expected one. Extract "
+        "it and pass the files."
+    )
 
 
 def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
@@ -304,7 +338,7 @@ def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
 def _blocks(path: str) -> Iterator[list[bytes]]:
     """Yields lists of at most `BLOCK_LINES` lines, without line ends."""
     count = 0
-    with open_text(path) as file:
+    with open_text(path) as (file, _):
         try:
             for block, _ in whole_lines(file):
                 lines = _split(block)
@@ -334,7 +368,7 @@ class TextReader(BatchReader):
 
         Args:
             line_format: Format of the files.
-            paths: One or more files, read in order. ".gz" files are decompressed.
+            paths: One or more files, read in order. See `open_text` for compressed files.
             batch_size: Number of examples in a batch.
             **options: Options of all readers: `part` (`"train"`, `"valid"`, `"test"`, or None for
                 all lines), `hold_out` (whether to exclude the lines of `"valid"` from `"train"`)

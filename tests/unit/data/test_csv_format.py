@@ -1,4 +1,4 @@
-"""Tests that a CSV line has the same values alone and in every block of lines."""
+"""Tests that the values of a CSV line do not depend on the other lines of its block."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def blocks(draw):
 @example(((",", None, True), [b'1,a,"oops', b"1,a,b", b'1,a,oops"'], b"\n"))
 @example(((",", "\\", True), [b"1,a,\\", b"1,a,\\\r", b"1,\\,,c", b'1,"\\"",c'], b""))
 @example((("::", None, True), [b'1::"a::b"::c', b"1:::a::c", b'":":::a::c'], b"\n"))
-def test_values_of_line_are_the_same_alone_and_in_block(drawn):
+def test_values_of_line_do_not_depend_on_other_lines(drawn):
     (delimiter, escape, is_quoted), lines, end = drawn
     csv_format = CsvFormat(delimiter, is_quoted, escape)
     options = {"quote_char": '"' if is_quoted else False, "escape_char": escape or False}
@@ -149,7 +149,7 @@ def test_lines_of_quoted_line_break_are_judged_separately():
     }
 
 
-def test_long_line_is_malformed_alone_and_in_block(monkeypatch):
+def test_long_line_is_malformed_in_every_block(monkeypatch):
     monkeypatch.setattr(text, "MAX_LINE_BYTES", 10)
     long, good = b"1,abcdefg,b\n", b"1,abcdef,b\r\n"
     for lines in (long, good + long + good):

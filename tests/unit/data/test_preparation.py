@@ -445,6 +445,7 @@ def test_empty_file_is_reported_as_empty(tmp_path):
 def test_unknown_file_formats_raise(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("y,k\n1,2\n")
+    (tmp_path / "c").mkdir()
     schema = parse_schema({"label": "y", "keys": ["key"]})
     for error, named, arguments in (
         (ValueError, "first line 'y,k' is unknown", ([str(path)],)),
@@ -457,7 +458,11 @@ def test_unknown_file_formats_raise(tmp_path):
         (ValueError, "'criteo' does not accept a schema", ([str(path)], "criteo", schema)),
         (ValueError, "format", ([str(path)], "tsv")),
         (FileNotFoundError, "no such|no data file", ([str(tmp_path / "b")],)),
-        (FileNotFoundError, "contains no .parquet files", ([str(tmp_path)],)),
+        (
+            FileNotFoundError,
+            r"contains no data files.*\.parquet, .*\.csv",
+            ([str(tmp_path / "c")],),
+        ),
     ):
         with pytest.raises(error, match=named):
             open_source(*arguments)

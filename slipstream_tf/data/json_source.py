@@ -1,0 +1,154 @@
+"""Reads JSON lines as a source: one object per line."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream_tf._utils.errors import shown
+from slipstream_tf.data.columns import columns_of
+from slipstream_tf.data.csv_format import ParsedValues
+from slipstream_tf.data.line_source import LineSource
+from slipstream_tf.data.readers import text
+from slipstream_tf.data.schema import Schema
+from slipstream_tf.data.sources import ParsedRows
+from slipstream_tf.data.spec import require_columns
+
+_SAMPLE_LINES = 10_000
+_ADVICE = "Write each object on one line, for example with jq --compact-output '.[]'"
+
+
+class JsonSource(LineSource):
+    """Reads JSON lines with a schema.
+
+    A value is read as its text, as in CSV: 12 and "12" are the same key. A list is a bag of keys;
+    nested lists are flattened. Null and an absent name are missing values. Empty lines contain no
+    example and are no errors.
+    """
+
+    name = "table"
+
+    def __init__(self, schema: Schema, paths: Sequence[str]):
+        """Reads the first lines of the first file, which determine the columns with lists.
+
+        Args:
+            schema: Meaning of the columns.
+            paths: Paths of the files, in order.
+
+        Raises:
+            OSError: If a file cannot be read.
+            ValueError: If the first line is not a JSON object, or the first lines lack a column.
+        """
+        self._schema = schema
+        self._numbers = {dense.column for dense in schema.dense}
+        super().__init__(paths)
+        first: dict[str, Any] = {}  # The first value that is not null, by column.
+        for record in _first_records(self.paths[0]):
+            for name, value in record.items():
+                if first.get(name) is None:
+                    first[name] = value
+        require_columns(schema.names(), list(first), self.paths[0])
+        self._types = {
+            name: pa.list_(pa.binary()) if isinstance(first[name], list) else pa.binary()
+            for name in schema.names()
+        }
+        self.columns = columns_of(schema, self._types)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"format": "json", "schema": self._schema.to_dict()}
+
+    def read_header(self, path: str, first_line: bytes) -> None:
+        if first_line:
+            try:
+                _record(first_line)
+            except ValueError as error:
+                raise ValueError(f"{path}:1: {error}.") from None
+
+    def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        several = lines.removesuffix(b"\n").split(b"\n")
+        rows: list[int] = []
+        values: dict[str, list[Any]] = {name: [] for name in self._schema.names()}
+        reasons: dict[int, str] = {}
+        for index, line in enumerate(several):
+            if line in (b"", b"\r"):
+                continue
+            try:
+                record = _record(line)
+                found = [self._value(name, record.get(name)) for name in values]
+            except ValueError as error:
+                reasons[index] = str(error)
+                continue
+            rows.append(index)
+            for column, value in zip(values.values(), found, strict=True):
+                column.append(value)
+        columns = {name: pa.array(values[name], self._types[name]) for name in values}
+        found_values = ParsedValues(columns, np.array(rows, np.int64), len(several), reasons)
+        return found_values.convert(self._schema)
+
+    def _value(self, name: str, value: Any) -> Any:
+        """Returns a value of a column as bytes, as a list of bytes, or None."""
+        try:
+            if self._types[name] == pa.binary():
+                return _text(value, name in self._numbers)
+            if value is None:
+                return None
+            return [_text(v, False) for v in _flattened(value if type(value) is list else [value])]
+        except (TypeError, RecursionError):
+            is_value = self._types[name] == pa.binary()
+            expected = "a value, as in the first lines" if is_value else "a list of values"
+            raise ValueError(f"{name} is {shown(value)}; expected {expected}") from None
+
+
+def _first_records(path: str) -> Iterator[dict[str, Any]]:
+    """Yields the objects in the first lines of a file, except malformed ones."""
+    with text.open_text(path) as (file, _):
+        try:
+            lines, _ = next(text.whole_lines(file), (b"", 0))
+        except text.DAMAGES as error:
+            raise ValueError(f"{path}: the file is damaged at its beginning: {error}") from error
+    for line in lines.split(b"\n", _SAMPLE_LINES)[:_SAMPLE_LINES]:
+        try:
+            yield _record(line)
+        except ValueError:
+            continue
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """Parses a line; numbers stay text.
+
+    Raises:
+        ValueError: If the line is not a JSON object.
+    """
+    if len(line) > text.MAX_LINE_BYTES:
+        raise ValueError(f"the line has more than {text.MAX_LINE_BYTES} bytes, the maximum")
+    try:
+        record = json.loads(line.decode(), parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        advice = _ADVICE
+        if line.startswith((b"{'", b"{u'")):
+            advice = "Convert Python dictionaries with ast.literal_eval and json.dumps"
+        raise ValueError(f"the line is not JSON: {error}; expected an object. {advice}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"the line is {text.shown(line)}; expected an object. {_ADVICE}")
+    return record
+
+
+def _text(value: Any, is_number: bool) -> bytes | None:
+    """Returns the text of a JSON value that is not a list or object, else raises TypeError."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return (b"1" if value else b"0") if is_number else (b"true" if value else b"false")
+    if not isinstance(value, str):
+        raise TypeError
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _flattened(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _flattened(value)
+        else:
+            yield value

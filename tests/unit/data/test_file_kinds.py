@@ -1,0 +1,216 @@
+"""Tests of the kinds of files that `open_source` reads, and of advice for kinds it does not."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import zipfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream_tf.data.opening import open_source
+from slipstream_tf.data.readers import text
+from slipstream_tf.data.readers.criteo import CriteoReader
+from slipstream_tf.data.readers.hashing import hash_string
+from slipstream_tf.data.schema import parse_schema
+from slipstream_tf.data.sources import Position
+
+SCHEMA = {"label": "click", "keys": ["user", {"column": "ad", "as": "integer"}]}
+LINES = ["click,user,ad", *(f"{i % 2},u{i},{i}" for i in range(50))]
+
+
+def read(path, schema=SCHEMA, kind="auto"):
+    """Returns the rows of all files, and the errors of malformed lines."""
+    source, files = open_source([str(path)], kind, parse_schema(schema) if schema else None)
+    rows, reasons = [], []
+    for block in source.blocks(Position(), 30):
+        parsed = source.parse(block)
+        rows += parsed.table.to_pylist()
+        reasons += [(*source.line(block, row), text) for row, text in parsed.reasons.items()]
+        assert block.done <= source.size
+    assert not reasons or reasons[0][0] in files
+    return rows, [(line, text) for _, line, text in reasons]
+
+
+def expected(ids=range(50)):
+    return [{"click": i % 2, "user": hash_string(b"u%d" % i), "ad": i} for i in ids]
+
+
+def zipped(path, *names):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, "\n".join(LINES))
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", text.COMPRESSIONS)
+def test_compressed_csv_is_read(tmp_path, monkeypatch, end, mark):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 64)
+    path, content = tmp_path / f"a.csv{end}", mark + "\n".join(LINES).encode()
+    if end == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("data/", "")
+            archive.writestr("data/a.csv", content)
+            archive.writestr("__MACOSX/data/._a.csv", "x")
+    else:
+        compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[end]
+        path.write_bytes(compress(content))
+    assert read(path) == (expected(), [])
+    # A preparation continues from the position of a row.
+    source, _ = open_source([str(path)], "csv", parse_schema(SCHEMA))
+    for block in source.blocks(Position(), 30):
+        after = list(source.blocks(block.end, 30))
+        assert sum(b.num_rows for b in after) == 50 - block.end.row
+
+
+@pytest.mark.parametrize("end", text.COMPRESSIONS)
+def test_damaged_compressed_csv_is_named(tmp_path, end):
+    path = tmp_path / f"a.csv{end}"
+    path.write_bytes(b"click,user,ad\n")
+    with pytest.raises(ValueError, match=f"a.csv{end}"):
+        read(path)
+
+
+def test_zip_with_other_than_one_file_is_refused(tmp_path):
+    zipped(tmp_path / "a.zip", "ratings.csv", "users.csv")
+    with pytest.raises(ValueError, match=r"contains 2 files: \['ratings.csv', 'users.csv'\]"):
+        read(tmp_path / "a.zip")
+
+
+def test_criteo_with_byte_order_mark_is_read_by_reader_and_source(tmp_path):
+    line = "\t".join(["1", *["3"] * 13, *["0a"] * 26])
+    (tmp_path / "a.tsv").write_bytes(b"\xef\xbb\xbf" + f"{line}\n{line}".encode())
+    reader = CriteoReader(tmp_path / "a.tsv", 8)
+    assert sum(len(rows) for rows in reader.rows()) == 2
+    assert len(read(tmp_path / "a.tsv", None)[0]) == 2
+
+
+def test_folder_of_text_files_is_read_in_order(tmp_path):
+    (tmp_path / "day=2").mkdir()
+    for name, ids in (("a.csv", range(9)), ("day=2/b.tsv.gz", range(9, 20))):
+        content = "\n".join([LINES[0], *(f"{i % 2},u{i},{i}" for i in ids)]).encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    for other in ("_SUCCESS", ".a.csv.crc", "readme.md", "_temporary.csv"):
+        (tmp_path / other).write_text("x")
+    assert read(tmp_path) == (expected(range(20)), [])
+    pq.write_table(pa.table({"click": [0], "user": ["u0"], "ad": ["0"]}), tmp_path / "a.pq")
+    with pytest.raises(ValueError, match="formats parquet and csv"):
+        read(tmp_path)
+    assert read(tmp_path, kind="csv") == (expected(range(20)), [])
+    assert read(tmp_path, kind="parquet") == (expected(range(1)), [])
+
+
+def test_partition_columns_are_in_paths_of_parquet_files(tmp_path):
+    folders = {"country=de/day=1": [0, 1], "country=__HIVE_DEFAULT_PARTITION__/day=2": [1]}
+    folders["country=a%2Fb/day=3"] = [0]
+    for folder, clicks in folders.items():
+        os.makedirs(tmp_path / folder)
+        table = pa.table({"click": clicks, "unused": clicks})
+        pq.write_table(table, tmp_path / folder / "part-0.parquet")
+    keys = ["country", {"column": "day", "as": "integer"}]
+    rows, _ = read(tmp_path, {"label": "click", "keys": keys})
+    assert [row["day"] for row in rows] == [2, 3, 1, 1]
+    assert [row["click"] for row in rows] == [1, 0, 0, 1]
+    assert [row["country"] for row in rows[1:]] == [
+        hash_string(country) for country in (b"a/b", b"de", b"de")
+    ]
+    with pytest.raises(ValueError, match="the column 'hour' is missing"):
+        read(tmp_path, {"label": "click", "keys": ["hour"]})
+
+
+def test_header_in_latin_1_is_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("clíck,prénom,\xff\n1,José,x\n".encode("latin-1"))
+    rows, _ = read(path, {"label": "clíck", "keys": ["prénom"]})
+    assert rows == [{"clíck": 1, "prénom": hash_string("José".encode("latin-1"))}]
+    path.write_text("click,user\n1,a\n", "utf-16")
+    with pytest.raises(ValueError, match=r"in UTF-16.*iconv --from-code=UTF-16 --to-code=UTF-8"):
+        read(path)
+
+
+JSON_SCHEMA = {"label": "click", "keys": ["user", "tags"], "dense": ["price"]}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson.gz", "a.json"])
+def test_json_lines_are_read(tmp_path, name):
+    records = [
+        {"click": 1, "user": "é\n", "tags": ["a", 7], "price": 1.5, "other": {"x": 1}},
+        {"user": 12, "click": 0, "tags": [["a"], [], [None]], "price": None},
+        {"user": "12", "click": 0.0, "price": True},
+        {"click": True, "user": False, "tags": "b", "price": "2e1"},
+    ]
+    content = "\r\n".join(json.dumps(record) for record in records) + "\n\n"
+    content += json.dumps({"click": 1, "user": "x", "tags": []}, ensure_ascii=False)
+    data = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    rows, reasons = read(tmp_path / name, JSON_SCHEMA)
+    assert not reasons
+    keys = {word: hash_string(word.encode()) for word in ("é\n", "a", "7", "12", "b", "x")}
+    assert [row["click"] for row in rows] == [1, 0, 0, 1, 1]
+    assert [row["price"] for row in rows] == [1.5, None, 1.0, 20.0, None]
+    assert [row["user"] for row in rows[:3]] == [keys["é\n"], keys["12"], keys["12"]]
+    assert rows[3]["user"] == hash_string(b"false") and rows[4]["user"] == keys["x"]
+    assert rows[0]["tags"] == [keys["a"], keys["7"]] and rows[1]["tags"][0] == keys["a"]
+    assert rows[1]["tags"][1:] == [None] and rows[2]["tags"] is None
+    assert rows[3]["tags"] == [keys["b"]] and rows[4]["tags"] == []
+
+
+def test_malformed_json_lines_are_named_and_others_kept(tmp_path):
+    path, good = tmp_path / "a.jsonl", '{"click": 1, "user": "a", "tags": ["b"]}'
+    bad = {
+        "[1]": r"the line is '\[1\]'; expected an object.*jq --compact-output",
+        '{"click": 1,': "the line is not JSON: .*; expected an object",
+        "{'click': 1}": "ast.literal_eval and json.dumps",
+        '{"click": 1, "user": ["a"]}': r"user is \['a'\]; expected a value, as in the first lines",
+        '{"click": 1, "user": {"id": 1}}': "user is {'id': '1'}; expected a value",
+        '{"click": 1, "tags": [{"id": 1}]}': "tags is .*; expected a list of values",
+        '{"click": 1, "price": "x"}': "price is 'x'; expected a finite number",
+        '{"click": "\xff"}': "codec can't decode",
+        '{"user": ' + "[" * 5_000: "the line is not JSON",
+    }
+    lines = [line.encode("latin-1") for word in bad for line in (good, word)]
+    price = b'{"price": 1, "click": 0, "user": "a"}'
+    path.write_bytes(b"\n".join([price, *lines, good.encode()]))
+    rows, reasons = read(path, JSON_SCHEMA)
+    assert len(rows) == len(bad) + 2
+    assert [line for line, _ in reasons] == [3 + 2 * i for i in range(len(bad))]
+    for (_, reason), named in zip(reasons, bad.values(), strict=True):
+        with pytest.raises(ValueError, match=named):
+            raise ValueError(reason)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ('[\n{"click": 1}\n]\n', "a.json:1: the line is not JSON.*jq"),
+        ('[{"click": 1}]\n', "a.json:1: the line is .*jq"),
+        ("{u'click': 1}\n", "a.json:1: .*ast.literal_eval"),
+        ('{"click": 1}\n', r"the column 'price' is missing.*has the columns \['click'\]"),
+        ("", "the column 'click' is missing"),
+    ],
+)
+def test_other_json_files_are_refused(tmp_path, content, named):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(ValueError, match=named):
+        read(tmp_path / "a.json", JSON_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.tfrecord", b"", "TFRecord files are not read"),
+        ("part-0", b"\n" + bytes(11) + b"0123456789", "TFRecord files are not read"),
+        ("a.txt", b"1 0:12:1 1:7:0.5 2:3:1e-2\n", "libffm and libsvm are not read"),
+        ("a.txt", b"-1 12:1 107:0.5\n", "libffm and libsvm are not read"),
+    ],
+)
+def test_files_without_column_names_are_refused_with_advice(tmp_path, name, content, named):
+    (tmp_path / name).write_bytes(content)
+    for schema in (SCHEMA, None):
+        with pytest.raises(ValueError, match=f'{named}.*JSON lines or Parquet.*"Your own data"'):
+            read(tmp_path / name, schema)
