@@ -18,10 +18,11 @@ from slipstream_tf.cli.flag_set import UsageError
 from slipstream_tf.cli.settings import Settings
 from slipstream_tf.cli.train_flags import predicts_losses
 from slipstream_tf.config import DryRun, HotSet, Retention, Saturation, Storage, Table, Window
+from slipstream_tf.data.spec import DenseScale
 from slipstream_tf.distributed import Communicator, DistributedOptimizer
 from slipstream_tf.keras import EmbeddingCollection, Slipstream
 from slipstream_tf.keras.loss_feedback import binary_cross_entropy
-from slipstream_tf.models import DLRM, DCNv2, DeepFM
+from slipstream_tf.models import DLRM, DCNv2, DeepFM, Standardization
 from slipstream_tf.policies.base import Policy
 
 _MAX_AT_ONCE = 16
@@ -109,6 +110,7 @@ def build_model(
     embeddings: EmbeddingCollection,
     num_dense: int,
     comm: Communicator,
+    scales: Sequence[DenseScale] = (),
 ) -> Any:
     """Creates and compiles the model, which returns logits.
 
@@ -117,6 +119,7 @@ def build_model(
         embeddings: The embedding layer.
         num_dense: Number of numeric features per example.
         comm: The communicator over which gradients are averaged.
+        scales: Scales of the numeric features, `DataSpec.scales`.
 
     Returns:
         A compiled `keras.Model` with the metrics "loss", "auc" and "trained", the number of
@@ -135,6 +138,7 @@ def build_model(
         "returns_logits": True,
         "batch_norm": settings.batch_norm,
         "dtype": settings.precision,
+        "standardization": Standardization(scales) if scales else None,
     }
     kind: Any
     kind, *layers = {

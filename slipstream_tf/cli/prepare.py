@@ -74,7 +74,9 @@ _FLAGS = {
              'characters), "escape" (for example a backslash), "columns" (names, for files without '
              'a header) and "time" (the column of --split=time). A label {"column": "stars", '
              '"positive_from": 4} is 1 from 4 stars on, and {"column": "action", "positive": '
-             '["buy"]} is 1 for the text "buy". Text keys are hashed to 64 bits, unless "as" is "integer" or "hex": then they are parsed'),
+             '["buy"]} is 1 for the text "buy". Models standardize dense columns, unless '
+             '"transform" is "log" or "none". Text keys are hashed to 64 bits, unless "as" is '
+             '"integer" or "hex": then they are parsed'),
         Flag("strict", None, "stop with an error at the first malformed line, instead of skipping "
              "and counting malformed lines"),
         Flag("max_bad_fraction", Number(0, 1), "maximum fraction of malformed lines; more end the "
@@ -303,6 +305,15 @@ def summary(statistics: Mapping[str, Any]) -> str:
         rows.append((name, f"{field['lookups']:,}", keys, top, missing))
     header = ("field", "lookups", "keys", "lookups of top 1% of keys", "missing")
     lines = [format_table(header, rows), ""]
+    numbers = []
+    for name, found in statistics["dense"].items():
+        total = found["count"] + found["missing"]
+        missing = percent(found["missing"] / total if total else None)
+        moments = [found[moment] for moment in ("mean", "std", "min", "max")]
+        numbers.append((name, missing, *("n/a" if m is None else f"{m:,.4g}" for m in moments)))
+    if numbers:
+        titles = ("number", "missing", "mean", "std", "min", "max")
+        lines += [format_table(titles, numbers), ""]
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
     for part, text in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if part == "valid" and not inputs[part]:

@@ -151,7 +151,9 @@ class Trainer:
                 self._embeddings = build.build_embeddings(
                     settings, spec.features, comm, steps, self._hot_keys
                 )
-                self._model = build.build_model(settings, self._embeddings, spec.num_dense, comm)
+                self._model = build.build_model(
+                    settings, self._embeddings, spec.num_dense, comm, spec.scales
+                )
                 self._slipstream = build.build_engine(settings, self._embeddings, steps)
             self._elastic: totals.ElasticRun | None = None
             if self._job is not None:

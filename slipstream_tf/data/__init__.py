@@ -4,6 +4,6 @@
 statistics. Read it with `slipstream-train --data` or `readers.prepared.PreparedReader`.
 """
 
-from slipstream_tf.data.spec import DataSpec
+from slipstream_tf.data.spec import DataSpec, DenseScale
 
-__all__ = ["DataSpec"]
+__all__ = ["DataSpec", "DenseScale"]

@@ -16,7 +16,7 @@ from slipstream_tf._utils.errors import shown
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
 from slipstream_tf.data.readers.hashing import parse_hex, parse_integers, signed
-from slipstream_tf.data.schema import HEX, INTEGER, LOG, TEXT, KeyColumn, Schema
+from slipstream_tf.data.schema import HEX, INTEGER, LOG, STANDARDIZE, TEXT, KeyColumn, Schema
 from slipstream_tf.data.sources import TIME, Columns, ParsedRows
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -75,7 +75,8 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
     _require_same_ids(schema, types, tables)
     tables = () if tables == fields else tables
     key_types = tuple(_key_type(key, types[key.column]) for key in schema.keys)
-    return Columns(schema.label, dense, fields, tuple(lists), tables, key_types)
+    standardize = tuple(c.column for c in schema.dense if c.transform == STANDARDIZE)
+    return Columns(schema.label, dense, fields, tuple(lists), tables, key_types, standardize)
 
 
 def _require_same_ids(

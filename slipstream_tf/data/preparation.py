@@ -22,6 +22,7 @@ from slipstream_tf._utils.memory import require_room
 from slipstream_tf.data import fingerprints
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
+from slipstream_tf.data.dense_statistics import merged_statistics
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
@@ -389,6 +390,7 @@ class _Preparation:
         hot_of = dict(zip(of_tables, hot_keys, strict=True))
         hot = {field: hot_of[table] for field, table in tables.items()}
         totals = _totals(manifest)
+        dense = merged_statistics(manifest["shards"], manifest["columns"]["dense"])
         train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
 
         def count(shard: Mapping[str, Any]) -> int:
@@ -408,6 +410,7 @@ class _Preparation:
             **totals,
             "count_bytes": options.count_bytes,
             "fields": described,
+            "dense": {name: dataclasses.asdict(found) for name, found in dense.items()},
             "hot": {
                 "dim": options.dim,
                 "budget_bytes": options.hot_budget_bytes,

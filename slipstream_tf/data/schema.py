@@ -21,7 +21,7 @@ from slipstream_tf._utils import disk
 from slipstream_tf._utils.errors import invalid, require_choice
 
 TEXT, INTEGER, HEX = "text", "integer", "hex"
-NONE, LOG = "none", "log"
+STANDARDIZE, LOG, NONE = "standardize", "log", "none"
 DOUBLE = "double"
 _SETTINGS = (
     *("label", "keys", "dense", "missing", "delimiter", "quoting", "escape", "columns", "time"),
@@ -54,11 +54,13 @@ class DenseColumn:
 
     Attributes:
         column: Name of the column.
-        transform: `"none"`, or `"log"`, which maps v to `sign(v) * log(1 + |v|)`.
+        transform: `"standardize"`: models scale the numbers by their mean and standard deviation in
+            the training part. `"log"` maps v to `sign(v) * log(1 + |v|)`. `"none"` keeps the
+            numbers. Models do not scale the numbers of the latter two.
     """
 
     column: str
-    transform: str = NONE
+    transform: str = STANDARDIZE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +159,8 @@ def parse_schema(values: Any) -> Schema:
             if name in entry:
                 _text(name, entry[name], entry["column"])
     for entry in dense:
-        require_choice("transform", entry.get("transform", NONE), (NONE, LOG), entry["column"])
+        transform = entry.get("transform", STANDARDIZE)
+        require_choice("transform", transform, (STANDARDIZE, LOG, NONE), entry["column"])
     delimiter = _text("delimiter", values.get("delimiter", ","), "schema")
     if any(character in delimiter for character in '"\r\n\0\x1f') and delimiter != "\x1f":
         allowed = "one or more characters such as ',', '\\t' or '::', without '\"' and line ends"
@@ -179,7 +182,7 @@ def parse_schema(values: Any) -> Schema:
     fields = tuple(
         KeyColumn(v["column"], v.get("as", TEXT), v.get("separator"), v.get("table")) for v in keys
     )
-    numbers = tuple(DenseColumn(v["column"], v.get("transform", NONE)) for v in dense)
+    numbers = tuple(DenseColumn(v["column"], v.get("transform", STANDARDIZE)) for v in dense)
     schema = Schema(
         label["column"],
         fields,

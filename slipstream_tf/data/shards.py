@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from slipstream_tf._utils import disk
+from slipstream_tf.data.dense_statistics import DenseStatistics
 from slipstream_tf.data.readers.prepared import FORMAT_VERSION, MANIFEST
 from slipstream_tf.data.sources import TIME, Columns, ParsedRows, Position
 from slipstream_tf.data.spec import PARTS
@@ -71,7 +72,13 @@ class ShardWriter:
             compression: One of `COMPRESSIONS`.
         """
         self._parts = {
-            part: _PartWriter(folder, f"{part}/{number:06d}.parquet", columns, compression)
+            part: _PartWriter(
+                folder,
+                f"{part}/{number:06d}.parquet",
+                columns,
+                compression,
+                columns.dense if part == "train" else (),
+            )
             for part in PARTS
         }
         self._bad_reasons: collections.Counter[str] = collections.Counter()
@@ -117,6 +124,7 @@ class ShardWriter:
         """
         return {
             **{part: self._parts[part].close() for part in PARTS},
+            "dense": self._parts["train"].statistics(),
             "bad_lines": self._bad_reasons.total(),
             "bad_reasons": dict(self._bad_reasons),
             "first_bad_line": self._first_bad_line,
@@ -139,7 +147,9 @@ class _PartWriter:
     The groups do not depend on the sizes of the added tables.
     """
 
-    def __init__(self, folder: str, name: str, columns: Columns, compression: str):
+    def __init__(
+        self, folder: str, name: str, columns: Columns, compression: str, dense: Sequence[str]
+    ):
         self._path, self._name = Path(folder, name), name
         # Readers of folders ignore file names that start with a dot.
         self._partial = self._path.with_name(f".{self._path.name}.part")
@@ -148,6 +158,7 @@ class _PartWriter:
         self._waiting: list[pa.Table] = []
         self._num_waiting = self._inputs = 0
         self._clicks = 0.0
+        self._statistics = {name: DenseStatistics() for name in dense}
 
     def add(self, table: pa.Table) -> None:
         self._waiting.append(table)
@@ -168,6 +179,8 @@ class _PartWriter:
                 self._partial, group.schema, compression=self._compression
             )
         self._clicks += pc.sum(group[self._columns.label].cast(pa.float64())).as_py()
+        for name, found in self._statistics.items():
+            self._statistics[name] = found.merged(DenseStatistics.of(group[name].to_numpy()))
         self._writer.write_table(group, row_group_size=GROUP_ROWS)
 
     def close(self) -> dict[str, Any] | None:
@@ -180,6 +193,10 @@ class _PartWriter:
         self._writer = None
         disk.commit(self._partial, self._path)
         return {"file": self._name, "inputs": self._inputs, "clicks": self._clicks}
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns JSON-serializable statistics of the columns `dense` of the written groups."""
+        return {name: dataclasses.asdict(found) for name, found in self._statistics.items()}
 
     def discard(self) -> None:
         if self._writer is not None:

@@ -84,6 +84,8 @@ class Columns:
     `keys` are the categorical fields. `lists` are the fields with lists of keys. `tables` are the
     tables of the fields, or empty if each field has its own, see `DataSpec.tables`. `key_types` are
     the types of the fields in the files: "text", "int64" or "uint64"; empty without a schema.
+    `standardize` are the dense columns that models standardize. None means that the format
+    transforms all numbers and replaces missing ones.
     """
 
     label: str
@@ -92,6 +94,7 @@ class Columns:
     lists: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     key_types: tuple[str, ...] = ()
+    standardize: tuple[str, ...] | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:

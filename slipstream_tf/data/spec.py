@@ -2,7 +2,8 @@
 
 A reader returns a `tf.data.Dataset` of `(features, label)`. `features["keys"]` is int64
 [batch, fields], or a dictionary with RaggedTensors if a field is a list. `features["dense"]` is
-float32 [batch, num_dense] and only exists if there are dense columns. `label` is float32 [batch].
+float32 [batch, num_dense], with NaN for missing numbers, and only exists if there are dense
+columns. `label` is float32 [batch].
 """
 
 import dataclasses
@@ -90,6 +91,21 @@ class BadLines:
 
 
 @dataclasses.dataclass(frozen=True)
+class DenseScale:
+    """Describes how models scale a dense column; see `models.Standardization`.
+
+    Attributes:
+        mean: Number that becomes 0. 0 keeps the numbers.
+        std: Difference from `mean` that becomes 1, above 0. 1 keeps the numbers.
+        has_missing: Whether the training data has missing numbers in the column.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+    has_missing: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class DataSpec:
     """Describes the features of a data set.
 
@@ -106,6 +122,8 @@ class DataSpec:
         num_examples: Number of examples in the selected part, or None if it is unknown before
             reading.
         tables: Name of the table of each field, or empty if each field has a table of its own name.
+        scales: The scale of each dense column, or empty if the data has no statistics or its format
+            defines the numbers.
     """
 
     name: str
@@ -113,6 +131,7 @@ class DataSpec:
     num_dense: int = 0
     num_examples: int | None = None
     tables: tuple[str, ...] = ()
+    scales: tuple[DenseScale, ...] = ()
 
     @property
     def features(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from slipstream_tf.models.din import DIN
 from slipstream_tf.models.dots import DLRM, TBSM
 from slipstream_tf.models.final_mlp import FinalMLP
 from slipstream_tf.models.interaction import pairwise_dots
+from slipstream_tf.models.standardization import Standardization
 
 __all__ = [
     "DIN",
@@ -16,5 +17,6 @@ __all__ = [
     "DCNv2",
     "DeepFM",
     "FinalMLP",
+    "Standardization",
     "pairwise_dots",
 ]

@@ -13,6 +13,7 @@ from slipstream_tf.data.spec import NOTES
 from slipstream_tf.distributed.batches import NEXT_KEYS
 from slipstream_tf.keras.embedding_collection import EmbeddingCollection
 from slipstream_tf.keras.loss_feedback import LossFeedback
+from slipstream_tf.models.standardization import Standardization
 from slipstream_tf.ops.features import of_specs
 
 # The defaults of PyTorch, with which the published models were trained. With the Keras momentum of
@@ -198,9 +199,12 @@ class ClickModel(LossFeedback, keras.Model):
             empty batch corrupts them.
         l2: Factor of the squared kernel weights of all layers in the loss, without biases and
             tables. 0 disables it. The L2 factor of rows is `optimizers.SparseOptimizer.l2`.
+        standardization: The layer that scales the numeric features. None uses them unchanged; then
+            none may be missing (NaN).
         **kwargs: Arguments of `keras.Model`: name, dtype, trainable.
 
     Attributes:
+        dense_width: Number of numeric features after `standardization`.
         dims: Number of values per vector, by feature name.
         output_layer: The `keras.layers.Dense` whose bias is a summand of the logit. `start_at` sets
             that bias.
@@ -227,6 +231,7 @@ class ClickModel(LossFeedback, keras.Model):
         returns_logits: bool,
         batch_norm: bool = False,
         l2: float = 0.0,
+        standardization: Standardization | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -244,7 +249,14 @@ class ClickModel(LossFeedback, keras.Model):
             allowed = "'float32' or 'mixed_bfloat16', because float16 requires loss scaling"
             raise invalid("dtype policy", self.dtype_policy.name, place, allowed)
         self.embeddings = embeddings
-        self.dense_features = dense_features
+        self.dense_features = self.dense_width = dense_features
+        self.standardization = standardization
+        if standardization is not None:
+            scales = getattr(standardization, "scales", None)
+            if scales is None or len(scales) != dense_features:
+                allowed = f"a Standardization with dense_features={dense_features} scales, or None"
+                raise invalid("standardization", scales or standardization, place, allowed)
+            self.dense_width = standardization.width
         self.returns_logits = bool(returns_logits)
         self._require_combiners(embeddings)
         dims = {table.name: table.dim for table in embeddings.tables}
@@ -271,7 +283,7 @@ class ClickModel(LossFeedback, keras.Model):
         """Computes the logits; subclasses implement it.
 
         Args:
-            dense: Numeric features, [batch, dense_features], or None if the model has none.
+            dense: Numeric features, [batch, dense_width], or None if the model has none.
             vectors: Embeddings, [batch, features, dim], or for dictionary keys a list with one
                 tensor [batch, dim] per feature.
             training: Whether dropout is active.
@@ -325,7 +337,11 @@ class ClickModel(LossFeedback, keras.Model):
         return layer
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(_compat.arrays_to_tensors(inputs), *args, **kwargs)
+        inputs = _compat.arrays_to_tensors(inputs)
+        if self.standardization is not None and isinstance(inputs, Mapping) and "dense" in inputs:
+            # Before Keras casts the inputs, because bfloat16 has 8 bits, too few for a year.
+            inputs = {**inputs, "dense": self.standardization(inputs["dense"])}
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Predicts clicks.
@@ -343,6 +359,7 @@ class ClickModel(LossFeedback, keras.Model):
 
         Raises:
             ValueError: An input is missing, unknown or has the wrong width.
+            tf.errors.InvalidArgumentError: A number is NaN or infinite, without standardization.
         """
         dense, keys = self._split(inputs)
         vectors = self.look_up(keys, inputs, training)
@@ -408,11 +425,18 @@ class ClickModel(LossFeedback, keras.Model):
         if not self.dense_features:
             return None, inputs["keys"]
         dense = inputs["dense"]
-        shape = (*self.dense_axes, self.dense_features)
+        shape = (*self.dense_axes, self.dense_width)
         if len(dense.shape) != len(shape) or dense.shape[-1] not in (None, shape[-1]):
             axes = ", ".join(map(str, shape))
             allowed = f"shape [{axes}] for dense_features={self.dense_features}"
             raise invalid("dense", tuple(dense.shape), f"model {self.name!r}", allowed)
+        if self.standardization is None and dense.dtype.is_floating:
+            dense = tf.debugging.check_numerics(
+                dense,
+                f"Invalid dense: a missing or infinite number for model {self.name!r}. Expected "
+                "finite numbers. Pass standardization=slip.models.Standardization(spec.scales) to "
+                "the model, or replace missing numbers",
+            )
         return dense, inputs["keys"]
 
     def input_signature(self) -> dict[str, Any]:
@@ -475,6 +499,7 @@ class ClickModel(LossFeedback, keras.Model):
             "returns_logits": self.returns_logits,
             "batch_norm": self.batch_norm,
             "l2": self.l2,
+            "standardization": keras.saving.serialize_keras_object(self.standardization),
         }
 
     @classmethod
@@ -486,7 +511,8 @@ class ClickModel(LossFeedback, keras.Model):
             custom_objects: Classes by name, for the embedding layer.
         """
         config = dict(config)
-        config["embeddings"] = keras.saving.deserialize_keras_object(
-            config["embeddings"], custom_objects=custom_objects
-        )
+        for name in ("embeddings", "standardization"):
+            config[name] = keras.saving.deserialize_keras_object(
+                config.get(name), custom_objects=custom_objects
+            )
         return cls(**config)

@@ -43,8 +43,8 @@ class DCNv2(ClickModel):
             paper).
         dropout: Dropout rate after each layer of the deep MLP, in [0, 1).
         returns_logits: Whether the model returns logits instead of probabilities.
-        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
-            trainable).
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`, `standardization`) and of
+            `keras.Model` (name, dtype, trainable).
 
     Raises:
         ValueError: An argument is out of range.
@@ -68,7 +68,7 @@ class DCNv2(ClickModel):
         self.deep_widths = require_widths("deep", deep, "DCNv2", may_be_empty=not is_stacked)
         require_integer("cross_layers", cross_layers, 1, None, "DCNv2")
         self.structure = structure
-        width = dense_features + sum(self.dims.values())
+        width = self.dense_width + sum(self.dims.values())
         if rank is not None:
             require_integer("rank", rank, 1, None, "DCNv2")
             if rank >= width:

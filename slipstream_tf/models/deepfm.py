@@ -38,8 +38,8 @@ class DeepFM(ClickModel):
         deep: Widths of the hidden layers of the deep MLP. An empty list makes it a linear layer.
         dropout: Dropout rate after each hidden layer, in [0, 1).
         returns_logits: Whether the model returns logits instead of probabilities.
-        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
-            trainable).
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`, `standardization`) and of
+            `keras.Model` (name, dtype, trainable).
 
     Raises:
         ValueError: An argument is out of range, or the tables have different dimensions or
@@ -68,15 +68,15 @@ class DeepFM(ClickModel):
             self.linear = keras.layers.Dense(
                 1, use_bias=False, kernel_regularizer=penalty, name="linear", dtype="float32"
             )
-            self.linear.build((None, dense_features))
+            self.linear.build((None, self.dense_width))
             uniform, shape = (
                 keras.initializers.RandomUniform(-0.05, 0.05),
-                (dense_features, dim - 1),
+                (self.dense_width, dim - 1),
             )
             self.factors = self.add_weight(
                 name="factors", shape=shape, initializer=uniform, regularizer=penalty
             )
-        inputs = len(embeddings.specs) * (dim - 1) + dense_features
+        inputs = len(embeddings.specs) * (dim - 1) + self.dense_width
         self.deep = self.mlp(
             "deep", [*self.deep_widths, 1], inputs, last_is_linear=True, dropout=dropout
         )

@@ -52,8 +52,8 @@ class DIN(ClickModel):
         deep: Widths of the hidden layers of the deep MLP.
         dropout: Dropout rate after each hidden layer of the deep MLP, in [0, 1).
         returns_logits: Whether the model returns logits instead of probabilities.
-        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
-            trainable).
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`, `standardization`) and of
+            `keras.Model` (name, dtype, trainable).
 
     Raises:
         ValueError: An argument is out of range, or `history` does not map exactly the features
@@ -79,7 +79,7 @@ class DIN(ClickModel):
         self.attention = self.mlp(
             "attention", [*attention, 1], 4 * steps, last_is_linear=True, batch_norm=False
         )
-        width = dense_features + steps
+        width = self.dense_width + steps
         width += sum(dim for name, dim in self.dims.items() if name not in self.targets)
         self.deep = self.mlp("deep", [*deep, 1], width, last_is_linear=True, dropout=self.dropout)
         self.end_with(self.deep.last)

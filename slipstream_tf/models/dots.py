@@ -58,7 +58,7 @@ class DotsModel(ClickModel):
         self.num_vectors = len(embeddings.specs) + (1 if dense_features else 0)
         self.bottom = None
         if dense_features:
-            self.bottom = self.mlp("bottom", self.bottom_widths, dense_features)
+            self.bottom = self.mlp("bottom", self.bottom_widths, self.dense_width)
 
     def end_with_top(self, inputs: int) -> None:
         """Creates the top MLP and makes its last layer the output layer.
@@ -109,8 +109,8 @@ class DLRM(DotsModel):
         returns_logits: Whether the model returns logits instead of probabilities.
         first_order: Whether a model without numeric features has the trainable vector. False
             gives only the dot products of embeddings.
-        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
-            trainable).
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`, `standardization`) and of
+            `keras.Model` (name, dtype, trainable).
 
     Raises:
         ValueError: The widths do not match, the tables have different dimensions, or there is a
@@ -200,8 +200,8 @@ class TBSM(DotsModel):
         top: Widths of the top MLP. The last width is 1, the logit.
         dropout: Dropout rate after each hidden layer of the top MLP, in [0, 1).
         returns_logits: Whether the model returns logits instead of probabilities.
-        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
-            trainable).
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`, `standardization`) and of
+            `keras.Model` (name, dtype, trainable).
 
     Raises:
         ValueError: The widths do not match, the tables have different dimensions, or a feature has
@@ -275,7 +275,7 @@ class TBSM(DotsModel):
             training: As in `call`.
         """
         if self.bottom is not None:
-            numbers = tf.reshape(dense, [-1, self.dense_features])
+            numbers = tf.reshape(dense, [-1, self.dense_width])
             bottom = self.bottom(numbers, training=training)
             vectors = tf.concat([tf.expand_dims(bottom, 1), vectors], axis=1)
         parts = [tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])]

@@ -42,8 +42,8 @@ class FinalMLP(ClickModel):
             gates.
         dropout: Dropout rate after each hidden layer of the MLPs, in [0, 1).
         returns_logits: Whether the model returns logits instead of probabilities.
-        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`) and of `keras.Model` (name, dtype,
-            trainable).
+        **kwargs: Arguments of `ClickModel` (`batch_norm`, `l2`, `standardization`) and of
+            `keras.Model` (name, dtype, trainable).
 
     Raises:
         ValueError: An argument is out of range, or a last width is not a multiple of `heads`.
@@ -71,7 +71,7 @@ class FinalMLP(ClickModel):
                 raise invalid(name, list(widths), "FinalMLP", allowed)
         self.widths = (tuple(first), tuple(second))
         self.heads, self.gate = heads, gate
-        width = dense_features + sum(self.dims.values())
+        width = self.dense_width + sum(self.dims.values())
         self.streams = [
             self.mlp(f"stream_{index}", self.widths[index], width, dropout=self.dropout)
             for index in _STREAMS

@@ -28,7 +28,6 @@ KEY_TYPES = (
 )
 ALLOWED_IDS = "a 64-bit integer (if the numbers are floats: at most 2**53, the exact integers)"
 _MAX_FLOAT_ID = float(1 << 53)
-_MISSING_DENSE = np.float32(-1.0)
 
 
 class ParquetReader(BatchReader):
@@ -65,8 +64,8 @@ class ParquetReader(BatchReader):
                 value, also within a list, becomes `MISSING_KEY`. A missing list becomes a list
                 with one `MISSING_KEY`; an empty list stays empty. Integers are their own keys,
                 except -1 and -2, see `hashing.keys_of_ids`.
-            dense: Columns of numbers, used without a transformation. A missing number (null or NaN)
-                becomes -1.
+            dense: Columns of numbers, used without a transformation. A missing number (null) is
+                NaN; see `models.Standardization`.
             shuffle_seed: Seed of the file order. Pass e of this reader, from 0, reads the files in
                 the order that `(seed, e)` determines. The parts do not change. None reads the files
                 in order.
@@ -221,8 +220,7 @@ class ParquetReader(BatchReader):
         label = to_numbers(table[self._label], np.nan)
         dense = np.empty((len(table), len(self._dense)), np.float32)
         for column, name in enumerate(self._dense):
-            values = to_numbers(table[name], np.nan)
-            dense[:, column] = np.where(np.isnan(values), _MISSING_DENSE, values)
+            dense[:, column] = to_numbers(table[name], np.nan)
         flat = [name for name in self._keys if name not in self._lists]
         keys = np.empty((len(table), len(flat)), np.int64)
         for column, name in enumerate(flat):

@@ -17,25 +17,34 @@ import numpy as np
 
 from slipstream_tf._utils import disk
 from slipstream_tf._utils.errors import invalid, require_choice, shown
+from slipstream_tf.data.dense_statistics import merged_statistics
 from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN, Rows, is_in_part
 from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, ParquetReader
-from slipstream_tf.data.spec import PARTS
+from slipstream_tf.data.spec import PARTS, DenseScale
 
 MANIFEST = "prepared.json"
 FORMAT_VERSION = 3
 
 _FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
 _NONE = type(None)
+_DENSE_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("count", "missing"), int),
+    **dict.fromkeys(("mean", "std", "min", "max"), (int, float, _NONE)),
+}
 # Name -> allowed types of its value, or a dictionary for a nested object.
 _SHARD_KINDS: dict[str, Any] = {
     **{part: (dict, _NONE) for part in PARTS},
+    "dense": dict,
     "bad_lines": int,
     "bad_reasons": dict,
     "first_bad_line": (str, _NONE),
     "end": dict.fromkeys(("file", "offset", "row", "id"), int),
 }
-_COLUMNS = {"label": str, "dense": list, "keys": list, "lists": list, "tables": (list, _NONE)}
+_COLUMNS = {
+    **{"label": str, "dense": list, "keys": list, "lists": list},
+    **{"tables": (list, _NONE), "standardize": (list, _NONE)},
+}
 _KINDS: dict[str, Any] = {
     **{
         "name": str,
@@ -111,6 +120,13 @@ def _problem(manifest: dict[str, Any]) -> str | None:
             return f"{place}: `end` is {shown(end)}"
         if not all(isinstance(count, int) for count in shard["bad_reasons"].values()):
             return f"{place}: `bad_reasons` is {shown(shard['bad_reasons'])}"
+        for name in columns["dense"]:
+            found = shard["dense"].get(name)
+            if (wrong := _wrong(found, _DENSE_KINDS)) is not None:
+                return f"{place}: `dense`: {name!r}: {wrong}"
+            lacks_moments = found["count"] and None in found.values()
+            if len(found) != len(_DENSE_KINDS) or lacks_moments:
+                return f"{place}: `dense`: {name!r} is {shown(found)}"
         for part in PARTS:
             if shard[part] is None:
                 continue
@@ -133,6 +149,21 @@ def _wrong(values: Any, kinds: Mapping[str, Any]) -> str | None:
         elif not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             return f"`{name}` is {shown(value)}"
     return None
+
+
+def _scales(manifest: Mapping[str, Any]) -> tuple[DenseScale, ...]:
+    columns = manifest["columns"]
+    if columns["standardize"] is None:
+        return ()
+    statistics = merged_statistics(manifest["shards"], columns["dense"])
+    scales = []
+    for name, found in statistics.items():
+        scale = DenseScale(has_missing=found.missing > 0)
+        if name in columns["standardize"] and found.mean is not None:
+            # The std of a constant column is 0.
+            scale = dataclasses.replace(scale, mean=found.mean, std=found.std or 1.0)
+        scales.append(scale)
+    return tuple(scales)
 
 
 class PreparedReader(ParquetReader):
@@ -218,6 +249,7 @@ class PreparedReader(ParquetReader):
             name=manifest["name"],
             num_examples=num_inputs,
             tables=tuple(tables_of(manifest).values()),
+            scales=_scales(manifest),
         )
 
     def in_memory(self, shuffle_seed: int) -> ArrayReader:

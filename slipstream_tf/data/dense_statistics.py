@@ -1,0 +1,79 @@
+"""Statistics of the dense columns over the training part.
+
+Each shard's statistics are in its manifest entry. They are merged in the order of the shards, so
+that a preparation that was interrupted gives the same bits.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseStatistics:
+    """Describes the numbers of a column.
+
+    Attributes:
+        count: Number of numbers, without missing ones.
+        missing: Number of missing numbers.
+        mean, std, min, max: Mean, standard deviation (divided by `count`), minimum and maximum of
+            the numbers. None if `count` is 0.
+    """
+
+    count: int = 0
+    missing: int = 0
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "DenseStatistics":
+        """Computes the statistics of float32 [n] values. NaN is a missing number."""
+        numbers = values[~np.isnan(values)].astype(np.float64)
+        missing = len(values) - len(numbers)
+        if not len(numbers):
+            return cls(missing=missing)
+        moments = (numbers.mean(), numbers.std(), numbers.min(), numbers.max())
+        return cls(len(numbers), missing, *map(float, moments))
+
+    def merged(self, other: "DenseStatistics") -> "DenseStatistics":
+        """Returns the statistics of the values of both (Chan et al. 1979)."""
+        missing = self.missing + other.missing
+        if not (self.count and other.count):
+            some = self if self.count else other
+            return dataclasses.replace(some, missing=missing)
+        assert self.mean is not None and self.std is not None
+        assert other.mean is not None and other.std is not None
+        count = self.count + other.count
+        fraction = other.count / count
+        change = other.mean - self.mean
+        variance = (1 - fraction) * self.std**2 + fraction * other.std**2
+        variance += fraction * (1 - fraction) * change**2
+        return DenseStatistics(
+            count,
+            missing,
+            self.mean + fraction * change,
+            math.sqrt(variance),
+            min(self.min, other.min),  # type: ignore[type-var]
+            max(self.max, other.max),  # type: ignore[type-var]
+        )
+
+
+def merged_statistics(
+    shards: Iterable[Mapping[str, Any]], columns: Iterable[str]
+) -> dict[str, DenseStatistics]:
+    """Returns the statistics of the dense columns over all shards, by name.
+
+    Args:
+        shards: Manifest entries of the shards.
+        columns: Names of the dense columns.
+    """
+    result = {name: DenseStatistics() for name in columns}
+    for shard in shards:
+        for name, found in result.items():
+            result[name] = found.merged(DenseStatistics(**shard["dense"][name]))
+    return result
