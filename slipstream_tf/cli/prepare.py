@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from slipstream_tf.data.split import Split
 
 _DATA = "DATA"
+_WARNINGS = {
+    "timestamp": "look like timestamps. A model learns nothing from them about later times. Remove "
+    "the column from `dense`, or add columns such as the hour and the weekday to `keys` instead.",
+    "id": "look like ids, because almost all are different whole numbers. Move the column from "
+    "`dense` to `keys`, or remove it.",
+}
 # Flags that are passed to `Options` under the same name.
 _OPTIONS = ("shard_rows", "compression", "dim", "strict", "max_bad_fraction", "overwrite")
 _FORMATS = ("auto", "criteo", "avazu", "csv", "json", "parquet")
@@ -314,6 +320,9 @@ def summary(statistics: Mapping[str, Any]) -> str:
     if numbers:
         titles = ("number", "missing", "mean", "std", "min", "max")
         lines += [format_table(titles, numbers), ""]
+    for name, found in statistics["dense"].items():
+        if found["suspected_kind"] is not None:
+            lines += [f"Warning: the numbers of {name!r} {_WARNINGS[found['suspected_kind']]}", ""]
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
     for part, text in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if part == "valid" and not inputs[part]:

@@ -22,7 +22,7 @@ from slipstream_tf._utils.memory import require_room
 from slipstream_tf.data import fingerprints
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
-from slipstream_tf.data.dense_statistics import merged_statistics
+from slipstream_tf.data.dense_statistics import merged_statistics, suspected_kind
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
@@ -372,6 +372,21 @@ class _Preparation:
         manifest["is_complete"] = True
         shard_files.write_manifest(folder, manifest)
 
+    def describe_dense(self) -> dict[str, Any]:
+        """Returns the statistics of each dense column, and the result of `suspected_kind`."""
+        shards, names = self.manifest["shards"], self.manifest["columns"]["dense"]
+        tables = (
+            table
+            for shard in shards
+            for table in shard_files.training_tables(self.folder, shard, names)
+        )
+        sample = next(tables, None) if names else None
+        result = {}
+        for name, found in merged_statistics(shards, names).items():
+            kind = None if sample is None else suspected_kind(found, sample[name].to_numpy())
+            result[name] = {**dataclasses.asdict(found), "suspected_kind": kind}
+        return result
+
     def write_statistics(self) -> dict[str, Any]:
         """Writes counts.parquet and statistics.json, and returns the content of the latter."""
         folder, manifest, counts, options = self.folder, self.manifest, self.counts, self.options
@@ -390,7 +405,6 @@ class _Preparation:
         hot_of = dict(zip(of_tables, hot_keys, strict=True))
         hot = {field: hot_of[table] for field, table in tables.items()}
         totals = _totals(manifest)
-        dense = merged_statistics(manifest["shards"], manifest["columns"]["dense"])
         train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
 
         def count(shard: Mapping[str, Any]) -> int:
@@ -410,7 +424,7 @@ class _Preparation:
             **totals,
             "count_bytes": options.count_bytes,
             "fields": described,
-            "dense": {name: dataclasses.asdict(found) for name, found in dense.items()},
+            "dense": self.describe_dense(),
             "hot": {
                 "dim": options.dim,
                 "budget_bytes": options.hot_budget_bytes,

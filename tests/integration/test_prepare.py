@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -325,3 +326,19 @@ def test_shuffling_one_shard_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert refuse_to_train(tmp_path / "out", "--shuffle=shards") == 2
     error = capsys.readouterr().err
     assert "Invalid flag --shuffle=shards" in error and "--shuffle=examples" in error
+
+
+def test_timestamps_and_ids_among_numbers_are_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{i % 2},a,{1_700_000_000 + i},{i},{i % 7}" for i in range(1_000)]
+    (tmp_path / "a.csv").write_text("\n".join(["y,k,time,row,age", *lines]) + "\n")
+    schema = {"label": "y", "keys": ["k"], "dense": ["time", "row", "age"]}
+    (tmp_path / "a.json").write_text(json.dumps(schema))
+    out = f"--output={tmp_path / 'out'}"
+    assert run(tmp_path / "a.csv", f"--schema={tmp_path / 'a.json'}", out) == 0
+    printed = capsys.readouterr().out
+    assert "Warning: the numbers of 'time' look like timestamps." in printed
+    assert "Warning: the numbers of 'row' look like ids" in printed
+    assert "'age'" not in printed
+    assert re.search(r"^age +0\.0% .+ 0 +6$", printed, re.MULTILINE)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slipstream_tf.data import shards
-from slipstream_tf.data.dense_statistics import DenseStatistics
+from slipstream_tf.data.dense_statistics import DenseStatistics, suspected_kind
 from slipstream_tf.data.readers.base import is_in_part
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema
@@ -45,6 +45,7 @@ def test_statistics_describe_training_part(tmp_path, monkeypatch, run_prepare):
     assert statistics["dense"]["none"]["missing"] == len(values)
     assert statistics["dense"]["none"]["mean"] is None
     assert statistics["dense"]["seven"]["std"] == 0.0
+    assert [found["suspected_kind"] for found in statistics["dense"].values()] == [None] * 3
     file = tmp_path / "out" / "statistics.json"
     assert json.loads(file.read_text())["dense"] == statistics["dense"]
 
@@ -60,3 +61,25 @@ def test_damaged_statistics_in_manifest_are_named(tmp_path, run_prepare, change)
     file.write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=r"damaged: `shards\[0\]`: `dense`: 'n'"):
         PreparedReader(tmp_path / "out", 8)
+
+
+_COUNTING = np.arange(2_000.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (1.5e9 + 3_600 * _COUNTING, "timestamp"),
+        (1.5e12 + 3.6e6 * _COUNTING, "timestamp"),
+        (_COUNTING, "id"),
+        (np.where(_COUNTING % 9 == 0, np.nan, _COUNTING * 1e12), "id"),
+        (_COUNTING + 0.5, None),
+        (_COUNTING % 99, None),
+        (_COUNTING[:50], None),
+        (1e9 * (1 + _COUNTING % 4), None),
+        (_COUNTING * np.nan, None),
+    ],
+)
+def test_timestamps_and_ids_are_suspected(values, expected):
+    values = values.astype(np.float32)
+    assert suspected_kind(DenseStatistics.of(values), values) == expected
