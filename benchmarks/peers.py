@@ -99,10 +99,9 @@ class Worker:
             threads: The number of threads that the peer can use.
         """
         programs = Path(__file__).resolve().parent / _PROGRAMS
-        answers, reported = os.pipe()
         environment = {
             **os.environ,
-            "ANSWERS": str(reported),
+            "ANSWERS": "1",  # Programs of older builds read this number.
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": str(threads),
         }
@@ -122,11 +121,8 @@ class Worker:
         self._peer = peer
         self._process = subprocess.Popen(
             [*command, *peer.program[1:]],
-            env=environment, text=True, stdin=subprocess.PIPE, stdout=sys.stderr,
-            pass_fds=[reported],
+            env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        os.close(reported)
-        self._answers = os.fdopen(answers, encoding="utf-8")
 
     def __enter__(self) -> Worker:
         return self
@@ -134,7 +130,6 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
-        self._answers.close()
 
     def make(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """Creates tables; returns the versions of the libraries in use."""
@@ -149,10 +144,10 @@ class Worker:
         return self._ask({"run": steps})["losses"]
 
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # The missing answer is handled below.
             print(json.dumps(command), file=self._process.stdin, flush=True)
-        answer = self._answers.readline()
+        answer = self._process.stdout.readline()
         if not answer:
             code = self._process.wait()
             raise SystemExit(

@@ -2,8 +2,7 @@
 
 embedding_step.py and dlrm_step.py run this code with the Python of the virtual environment of each
 library. It requires only NumPy. Commands are lines of JSON on standard input. Answers are lines of
-JSON on the file descriptor in the environment variable `ANSWERS`, because libraries may print to
-standard output.
+JSON on standard output. From `serve` on, what libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -64,7 +63,8 @@ def serve(
             the step.
         versions: Versions of the libraries.
     """
-    answers = os.fdopen(int(os.environ["ANSWERS"]), "w", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
 
     def answer(content: Mapping[str, Any]) -> None:
         print(json.dumps(content), file=answers, flush=True)

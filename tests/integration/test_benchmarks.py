@@ -165,18 +165,18 @@ def test_input_waits_records_every_wait(warm: list[str], tmp_path: Path) -> None
 
 @needs_sources
 def test_embedding_step_alternates_between_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedding_step = load("embedding_step", monkeypatch)
     flags = ["--shapes=2x50x4", "--batch=16", "--steps=3", "--runs=2", f"--output={tmp_path}"]
-    done = run_benchmark("embedding_step.py", *flags, "--peers=fit,keras", "--rules=adagrad")
+    done = run_benchmark("embedding_step.py", *flags, "--peers=fit,keras", "--rules=adagrad", warm=warm)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path, "embedding_step")
     assert [row["rule"] for row in rows] == ["adagrad"] * 3 and "ops" in rows[0]["library"]
     assert all(len(row["ms a step"]) == 2 and min(row["ms a step"]) > 0 for row in rows)
     assert claims_of(tmp_path, "embedding_step")["adagrad_over_keras_d4"]["target"] == 30
     rules = "--rules=rowwise_adam,adagrad_clip_norm"
-    done = run_benchmark("embedding_step.py", *flags, "--peers=alone,copy", rules)
+    done = run_benchmark("embedding_step.py", *flags, "--peers=alone,copy", rules, warm=warm)
     assert done.returncode == 0, done.stderr
     claims = claims_of(tmp_path, "embedding_step")
     assert claims["adagrad_clip_norm_over_alone_d4"]["better"] == "lower"
@@ -245,13 +245,14 @@ def test_growth_refuses_table_larger_than_memory(
 
 @needs_sources
 def test_dlrm_step_trains_equal_models_in_alternation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dlrm_step = load("dlrm_step", monkeypatch)
     tiny = ("--tables=3", "--cardinalities=50,3,20", "--batch=32", "--steps=8", "--dim=4")
     flags = [*tiny, "--bottom=8", "--top=8", "--runs=2", "--checked=2", f"--output={tmp_path}"]
     # The package is compared with itself because PyTorch is not installed for tests.
-    done = run_benchmark("dlrm_step.py", *flags, "--ways=step,fit,clipped", "--dtypes=float32")
+    flags += ["--ways=step,fit,clipped", "--dtypes=float32"]
+    done = run_benchmark("dlrm_step.py", *flags, warm=warm)
     assert done.returncode == 0, done.stdout + done.stderr
     step, fit, _ = rows_of(tmp_path, "dlrm_step", "Libraries")
     assert all(len(side["ms a step"]) == 2 and min(side["ms a step"]) > 0 for side in (step, fit))
