@@ -122,6 +122,7 @@ struct RowLayout {
 
   static SLIPSTREAM_ALWAYS_INLINE void ReadPart(RowDtype dtype, const uint8_t* bytes, int64_t n,
                                                 float* values) {
+    if (n == 0) return;  // `values` is null if the rule has no slots and the caller has no memory.
     if (dtype == RowDtype::kFloat32) {
       std::memcpy(values, bytes, static_cast<size_t>(n) * sizeof(float));
     } else if (dtype == RowDtype::kBfloat16) {
