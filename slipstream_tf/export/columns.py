@@ -22,8 +22,6 @@ from slipstream_tf.ops.text_keys import hash_texts
 MISSING_INTEGER = -(1 << 63)
 """Integer input of a SavedModel that means a missing id."""
 
-_MISSING_DENSE = -1.0  # as in `ParquetReader`
-
 # Kind of text -> (pattern, maximum number of digits, base, description)
 _NUMBERS = {
     INTEGER: ("[0-9]{1,20}|-[0-9]{1,19}", 20, 10, "integers"),
@@ -188,8 +186,11 @@ def _parsed(name: str, texts: tf.Tensor, kind: str, is_ignored: tf.Tensor) -> tf
 
 
 def _number(values: tf.Tensor, is_log: bool) -> tf.Tensor:
-    """Returns the transformed numbers of a dense column, float32 [batch]."""
-    if is_log:
-        exact = tf.cast(values, tf.float64)
-        values = tf.cast(tf.sign(exact) * tf.math.log1p(tf.abs(exact)), tf.float32)
-    return tf.where(tf.math.is_nan(values), _MISSING_DENSE, values)
+    """Returns the transformed numbers of a dense column, float32 [batch].
+
+    NaN stays, because models fill missing numbers.
+    """
+    if not is_log:
+        return values
+    exact = tf.cast(values, tf.float64)
+    return tf.cast(tf.sign(exact) * tf.math.log1p(tf.abs(exact)), tf.float32)

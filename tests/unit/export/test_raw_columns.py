@@ -187,6 +187,25 @@ def test_columns_of_parquet_file_equal_prepared_data(tmp_path):
     assert kinds["split"] is kinds["large"] is tf.TensorSpec
 
 
+def test_columns_of_json_lines_equal_prepared_data(tmp_path):
+    records = [
+        {"y": 1, "user": 12, "tags": ["a", 5, ""], "ad": 7, "row": 0},
+        {"y": 0, "user": None, "tags": [], "ad": None, "row": 1},
+        {"y": 1, "user": True, "tags": ["b"], "ad": "-1", "row": 2},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    keys = ["user", "tags", {"column": "ad", "as": "integer"}]
+    schema = {"label": "y", "keys": keys, "dense": ["row"]}
+    folder = prepared(tmp_path, tmp_path / "a.jsonl", schema)
+    inputs = {
+        "user": tf.constant(["12", "", "true"]),
+        "tags": tf.ragged.constant([["a", "5", ""], [], ["b"]]),
+        "ad": tf.constant([7, MISSING_INTEGER, -1], tf.int64),
+        "row": tf.range(3.0),
+    }
+    assert_equal_features(RawColumns(folder).features(inputs), read(folder))
+
+
 def test_din_serves_histories_of_csv_file(tmp_path):
     draw = np.random.default_rng(0)
     items = [f"item {i}" for i in draw.integers(0, 9, COUNT)]
