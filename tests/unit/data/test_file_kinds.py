@@ -41,6 +41,24 @@ def expected(ids=range(50)):
     return [{"click": i % 2, "user": hash_string(b"u%d" % i), "ad": i} for i in ids]
 
 
+def test_size_of_blocks_does_not_change_rows(tmp_path, monkeypatch):
+    lines = [LINES[0]]
+    for i, name in enumerate(['"Big" Jim', '"oops', '"a ""b"", c"', "", '12" x', "\ufeffé"] * 4):
+        lines += [f"{i % 2},{name},{i}", "", f"1,a,{i}\r"]
+    (tmp_path / "a.csv").write_bytes("\n".join(lines).encode())
+    found = []
+    for size in (1, 7, 64, 1 << 20):
+        monkeypatch.setattr(text, "BLOCK_BYTES", size)
+        found.append(read(tmp_path / "a.csv"))
+    assert found[0] == found[1] == found[2] == found[3]
+    rows, reasons = found[0]
+    assert len(rows) == 44 and [line for line, _ in reasons] == [5, 23, 41, 59]
+    assert {row["user"] for row in rows if row["ad"] == 5} == {
+        hash_string("\ufeffé".encode()),
+        hash_string(b"a"),
+    }
+
+
 def zipped(path, *names):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
