@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _DATA = "DATA"
 _WARNINGS = {
-    "timestamp": "look like timestamps. A model learns nothing from them about later times. Remove "
-    "the column from `dense`, or add columns such as the hour and the weekday to `keys` instead.",
+    "timestamp": "look like timestamps, which are larger in later data than in all training data. "
+    "Remove the column from `dense`, or add columns such as the hour and the weekday to `keys`.",
     "id": "look like ids, because almost all are different whole numbers. Move the column from "
     "`dense` to `keys`, or remove it.",
 }
@@ -316,7 +316,7 @@ def summary(statistics: Mapping[str, Any]) -> str:
         total = found["count"] + found["missing"]
         missing = percent(found["missing"] / total if total else None)
         moments = [found[moment] for moment in ("mean", "std", "min", "max")]
-        numbers.append((name, missing, *("n/a" if m is None else f"{m:,.4g}" for m in moments)))
+        numbers.append((name, missing, *map(_number, moments)))
     if numbers:
         titles = ("number", "missing", "mean", "std", "min", "max")
         lines += [format_table(titles, numbers), ""]
@@ -345,6 +345,12 @@ def summary(statistics: Mapping[str, Any]) -> str:
         if len(statistics["bad_reasons"]) > 1:
             lines += reason_lines(statistics["bad_reasons"])
     return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 class _Bars:
