@@ -55,6 +55,11 @@ def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
                 f"Column {name!r} has the type {types[name]}. Expected numbers, booleans, or text "
                 "that contains numbers, for a label or dense column."
             )
+    if schema.time is not None and not _is_time(types[schema.time]):
+        raise ValueError(
+            f"Column {schema.time!r} has the type {types[schema.time]}. Expected numbers, "
+            "timestamps, dates, or text that contains these, for the column `time`."
+        )
     lists = []
     for key in schema.keys:
         kind = types[key.column]
@@ -170,6 +175,11 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
 
 def _is_text_like(kind: pa.DataType) -> bool:
     return parquet.is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    is_moment = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    return is_moment or parquet.is_number(kind) or _is_text_like(kind)
 
 
 def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:

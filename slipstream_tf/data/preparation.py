@@ -35,8 +35,7 @@ _EARLY_ROWS = 100_000  # From this number of rows on, too many malformed rows st
 _SHOWN_REASONS = 5
 # Pattern in a reason -> advice. Only the first match of a reason is used.
 _ADVICE = {
-    "columns; expected": "Set `delimiter`, `quoting` and `escape` in "
-    "the schema to those of the files.",
+    "columns; expected": "Set the `delimiter`, `quoting` and `escape` of the files in the schema.",
     "positive_from": "If the column is not the label, name another column in the schema.",
     "a finite number": "List the texts of missing numbers in `missing` of the schema, or use the "
     "column as a key.",
@@ -241,7 +240,7 @@ def _same(
 def _differences(
     found: Mapping[str, Any], manifest: Mapping[str, Any], paths: Sequence[str]
 ) -> list[str]:
-    """Returns what differs between two preparations, for an error; empty if they are the same.
+    """Returns the differences between two preparations, for an error message.
 
     Args:
         found: The manifest in the folder.

@@ -82,7 +82,7 @@ class Schema:
         escape: Character that makes the next character of a text file ordinary, or None.
         columns: Names of all columns, for text files without a header. None reads the names from
             the first line.
-        time: Name of the column by which `Split("time")` divides the rows, or None. It contains
+        time: Name of the column that orders the rows for `Split("time")`, or None. It contains
             numbers, or dates and times as in ISO 8601, for example "2024-01-31 12:00:00". It may
             also be a key or a dense column.
     """

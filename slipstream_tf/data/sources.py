@@ -11,7 +11,7 @@ from slipstream_tf.data.readers.base import PART_RUN, is_in_part
 from slipstream_tf.data.spec import MISSING_KEY
 
 TIME = "\0time"
-"""Name of the column of `ParsedRows.table` by which rows are divided. It is not written."""
+"""Name of the column of `ParsedRows.table` that orders the rows for a split. It is not written."""
 
 
 @dataclasses.dataclass(frozen=True)

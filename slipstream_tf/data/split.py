@@ -106,7 +106,7 @@ class Divider:
 
 
 def find_limits(split: Split, source: Source) -> dict[str, Any]:
-    """Reads what the division needs in advance.
+    """Computes values that the division needs before the first block.
 
     Args:
         split: The settings.

@@ -396,7 +396,7 @@ def test_reasons_of_bad_lines_are_counted_over_interruptions(tmp_path, monkeypat
     monkeypatch.setattr(preparation, "_EARLY_ROWS", 300)
     with pytest.raises(TooManyBadLinesError, match=r"45 of 300 lines \(15.0%\)") as raised:
         run_prepare(path, tmp_path / "out", **options)
-    assert "Set `delimiter`, `quoting` and `escape`" in str(raised.value)
+    assert "Set the `delimiter`, `quoting` and `escape`" in str(raised.value)
     assert "Remove `as` from the key" in str(raised.value)
     statistics = run_prepare(path, tmp_path / "out", max_bad_fraction=0.15, **options)
     assert statistics["bad_lines"] == 150

@@ -122,6 +122,14 @@ def test_time_may_be_a_key_and_malformed_times_are_counted(tmp_path, run_prepare
     assert {i % 20 for i in parts_of(tmp_path / "out")["test"]} == {18, 19}
 
 
+def test_column_that_is_no_time_raises(tmp_path):
+    columns = {"click": [0, 1], "row": [1, 2], "time": [[1], [2]]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    schema = parse_schema({"label": "click", "keys": ["row"], "time": "time"})
+    with pytest.raises(ValueError, match=r"'time' has the type list.*for the column `time`"):
+        open_source([str(tmp_path / "a.parquet")], "auto", schema)
+
+
 def test_equal_times_cannot_be_divided(tmp_path, run_prepare):
     path = write(tmp_path / "a.csv", range(100), [5] * 100)
     schema = parse_schema({**SCHEMA, "time": "time"})
