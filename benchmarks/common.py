@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -22,8 +23,8 @@ RECORD, FLAGS = "metrics.json", "flags.json"
 # Arguments for a Python process that runs slipstream-train from this process's package. `-c` puts
 # the working folder first on the path, from which Python would import sources without the op
 # library.
-_IMPORTS = f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "
-TRAIN = ("-c", f"{_IMPORTS}from slipstream_tf.cli.train import entry_point; entry_point()")
+IMPORTS = f"import sys; sys.path[:] = {[p for p in sys.path if p]!r}; "
+TRAIN = ("-c", f"{IMPORTS}from slipstream_tf.cli.train import entry_point; entry_point()")
 
 # Open MPI requires these variables when root starts it.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -43,6 +44,11 @@ GLOBO_49: Mapping[str, Any] = {
 EXAMPLES_49: Mapping[str, Any] = {"negatives": 49, "clicks": 200_000}
 
 
+# Settings of the kept results that were defaults of slipstream-train, which chooses them now.
+_FORMER_DEFAULTS: Mapping[str, Any] = {
+    "model": "dlrm", "batch_size": 1024, "epochs": 1, "rows_learning_rate": 0.05,
+    "learning_rate": 0.001,
+}  # fmt: skip
 # Name of the source file of each data set. A program in datasets/ prepares it.
 DATASETS = {"globo": "globo_clicks.npz", "frappe": "frappe_x1.npz"}
 
@@ -51,6 +57,19 @@ _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
 )  # fmt: skip
+
+
+def explicit(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the former defaults of slipstream-train to flags, so that results keep their settings.
+
+    Args:
+        given: Flags of a run. A control's flags are returned unchanged, because it repeats the
+            settings of another run.
+    """
+    if "control" in given:
+        return dict(given)
+    own = json.loads(Path(given["settings"]).read_text()) if "settings" in given else {}
+    return {**{n: v for n, v in _FORMER_DEFAULTS.items() if n not in own}, **given}
 
 
 def rates(rate: float, rows_rate: float | None = None) -> dict[str, float]:
@@ -106,15 +125,16 @@ def opened(data: str, seed: int = 0, **options: Any) -> dict[str, str]:
     """Returns the flags of slipstream-train that open a data set.
 
     Args:
-        data: A name in DATASETS, which is prepared first, or a value of --data. If the folder's
-            name begins with the name of a data set, the settings of this data set are used.
+        data: A name in DATASETS, which is prepared first, or a value of --data. If it begins with
+            the name of a data set or is generated data, the settings of this data are used.
         seed: The seed of the run. For globo, it selects the negatives and the split.
         **options: See `prepared`.
     """
     if data in DATASETS:
         seeded = {"seed": seed} if data == "globo" and seed else {}
         return prepared(data, **options, **seeded)
-    settings = Path(__file__).parent / "datasets" / f"{Path(data).name.partition('-')[0]}.json"
+    name = re.split("[-:]", Path(data).name)[0]
+    settings = Path(__file__).parent / "datasets" / f"{name}.json"
     return {"data": data, **({"settings": str(settings)} if settings.exists() else {})}
 
 
@@ -163,16 +183,22 @@ def finished(folder: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def train(
-    given: Mapping[str, Any], folder: Path, match: Path | None = None, ranks: int = 1
+    given: Mapping[str, Any],
+    folder: Path,
+    match: Path | None = None,
+    ranks: int = 1,
+    chooses: bool = False,
 ) -> dict[str, Any]:
     """Runs slipstream-train unless the run is finished; returns its record.
 
     Args:
-        given: The flags.
+        given: The flags. Former defaults are added, see `explicit`.
         folder: The folder of the record.
         match: The record of the run that a control repeats.
         ranks: The number of simulated ranks for which gradient rows are counted.
+        chooses: Whether slipstream-train chooses the settings that are not given.
     """
+    given = dict(given) if chooses else explicit(given)
     before = finished(folder, given)
     if before is not None:
         return before
@@ -182,7 +208,7 @@ def train(
     write_json(str(folder / FLAGS), given)
     program = TRAIN
     if ranks > 1:
-        program = ("-c", f"{_IMPORTS}import simulated_ranks; simulated_ranks.train({ranks})")
+        program = ("-c", f"{IMPORTS}import simulated_ranks; simulated_ranks.train({ranks})")
     command = [sys.executable, *program, *arguments, f"--output={folder}"]
     code = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
     if code:

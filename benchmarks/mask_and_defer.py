@@ -140,7 +140,7 @@ _FRAPPE = {
 COMMON: Mapping[str, Mapping[str, Any]] = {
     "globo": {**common.GLOBO_BY_HAND, "rows_l2": 0, "window_steps": 100, "epochs": 1},
     "frappe_short": {**_FRAPPE, "epochs": 6},
-    # With larger fields and the preset's rate, two epochs are worse than one for any model.
+    # With larger fields and a rate of 0.05, two epochs are worse than one for any model.
     "generated": {"epochs": 6, "rows_learning_rate": 0.005},
 }
 DATA = {"globo": "globo", "frappe_short": "frappe", "generated": "generated:200000:1000"}
@@ -151,7 +151,7 @@ def name_of(value: str) -> str:
     if value in DATA:
         return value
     try:
-        name = train_data.name_of(value)
+        name = train_data.facts_of(value).name
     except UsageError as error:
         raise app.UsageError(str(error)) from None
     name = "frappe_short" if name == "frappe" else name

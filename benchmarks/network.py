@@ -197,7 +197,7 @@ def all_flags(
         batch: The global batch size.
         extra: The flags from --train_flag.
     """
-    given = {**data, "seed": seed, "batch_size": batch // case.ranks}
+    given = common.explicit({**data, "seed": seed, "batch_size": batch // case.ranks})
     if case.ranks == 1:
         return {**given, **extra, **_SKIPS["plain"]}
     return {**given, **_SEVERAL, **extra, **flags_of(case.run, case.placement)}
@@ -310,7 +310,7 @@ def locate(value: str, seed: int = 0) -> tuple[str, dict[str, str]]:
     """Returns the data set's name and the flags that open it."""
     found = common.opened(value, seed)
     try:
-        name = train_data.name_of(found["data"])
+        name = train_data.facts_of(found["data"]).name
     except UsageError as error:
         raise app.UsageError(str(error)) from None
     # Simulated hosts share the file system, but have another working folder.

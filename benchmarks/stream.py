@@ -25,7 +25,7 @@ import summary
 from absl import app, flags
 
 from slipstream_tf.cli import train
-from slipstream_tf.cli.data import name_of, open_parts
+from slipstream_tf.cli.data import facts_of, open_parts
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.cli.settings import Settings, resolve
 from slipstream_tf.telemetry.run_record import write_json
@@ -123,11 +123,11 @@ TASKS: Mapping[str, Task] = {
 
 def settings_of(data: Mapping[str, str], seed: int, flag_values: Mapping[str, Any]) -> Settings:
     """Returns the settings of slipstream-train for these flags."""
-    given = {**data, "shuffle": "none", "seed": seed, **flag_values}
+    given = common.explicit({**data, "shuffle": "none", "seed": seed, **flag_values})
     arguments = [f"--{name}={value}" for name, value in given.items()]
     flag_set = train.make_flags()
     values, names = flag_set.parse(arguments)
-    return resolve(values, names, name_of, flag_set)
+    return resolve(values, names, facts_of, flag_set)
 
 
 def run(settings: Settings, way: str = "", trains: int = 0) -> dict[str, Any]:

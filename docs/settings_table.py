@@ -203,8 +203,8 @@ def page() -> str:
         ),
         (
             "Flags of slipstream-train",
-            "If a default depends on the data set, the table names both. For the flags of other "
-            "programs, run them with `--help`.",
+            "[Programs](using/programs.md#data-and-settings) explains 'by the data'. For "
+            "the flags of other programs, run them with `--help`.",
             of_flags(),
         ),
     )

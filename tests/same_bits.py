@@ -70,12 +70,13 @@ class Dialect:
 
 
 # Key: the first two numbers of the version. Version 0.2 has hysteresis, and release=1 disables it.
+# Version 0.3 shuffles by default.
 DIALECTS = {
     "0.2": Dialect(
         flags={mode: ("--release=1",) for mode in ("none", "mask", "row_drift", "both")},
         renamed_flags={"--skip_score": "--skip_by"},
     ),
-    "0.3": Dialect(),
+    "0.3": Dialect(flags={mode: ("--shuffle=none",) for mode in MODES}),
 }
 PLACEMENTS: dict[str, list[str]] = {
     "native": [],
@@ -84,7 +85,11 @@ PLACEMENTS: dict[str, list[str]] = {
 }
 RANKS = 2
 # With 256 examples per batch, sums of gradients by key have one chunk, see `large_batch`.
-SIZES = ["--max_examples=40000", "--batch_size=256", "--window_steps=8", "--threads=1"]
+SIZES = [
+    "--max_examples=40000", "--batch_size=256", "--window_steps=8", "--threads=1",
+    # These are defaults of older builds.
+    "--model=dlrm", "--rows_learning_rate=0.05",
+]  # fmt: skip
 CLICKS, SCHEMA = 40_000, {
     "label": "clicked",
     "keys": ["user", "item", "category"],

@@ -12,9 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream_tf.cli import prepare, train
+from slipstream_tf.cli.defaults import DataFacts
 from slipstream_tf.cli.program import run_program
 
-SMALL = ("--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8")
+# Properties of `--data=generated`.
+GENERATED = DataFacts(name="generated", fields=26, num_dense=13, num_examples=400_000)
+SMALL = (
+    "--data=generated:18000", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8", "--epochs=1",
+    "--rows_learning_rate=0.05",
+)  # fmt: skip
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 2) -> str:

@@ -149,6 +149,9 @@ def build_model(
     if settings.schedule == "hotline":
         kind = type(f"Hotline{kind.__name__}", (Hotline, kind), {})
     model = kind(embeddings, num_dense, *layers, **common)
+    if settings.click_rate is not None and 0.0 < settings.click_rate < 1.0:
+        # Otherwise the rows of all keys learn first that clicks are rare.
+        model.start_at(settings.click_rate)
     optimizer: Any = keras.optimizers.Adam(settings.learning_rate)
     if comm.size > 1:
         optimizer = DistributedOptimizer(optimizer, comm)

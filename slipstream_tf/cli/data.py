@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from slipstream_tf.cli.defaults import DataFacts
 from slipstream_tf.cli.flag_set import UsageError, does_nothing, raised_as
 from slipstream_tf.cli.program import import_tensorflow
 from slipstream_tf.cli.train_flags import DATA_HELP
@@ -42,26 +43,24 @@ class Parts:
     num_examples: int | None
 
 
-def name_of(data: str) -> str:
-    """Returns the name of a data set, which selects its preset.
+def facts_of(data: str) -> DataFacts:
+    """Returns the properties of a data set that select settings.
 
     Args:
         data: Value of --data: a path, or the name of a generated data set.
-
-    Returns:
-        The name, for example "criteo".
 
     Raises:
         UsageError: If the file does not exist or no reader supports it.
     """
     if data.partition(":")[0] == GENERATED:
         import_tensorflow()
+        from slipstream_tf.data.readers import registry
         from slipstream_tf.data.readers.generator import parse_name
 
         with _refusing(data):
             parsed = parse_name(data)
         if parsed is not None and parsed.examples >= _MIN_GENERATED:
-            return GENERATED
+            return _facts(registry.open_generated(data, "train", 1), parsed.click_rate)
         raise UsageError(
             f"Invalid flag --data={data}. Expected "
             f"{GENERATED}:COUNT[:KEYS[:RATE]] with an integer COUNT >= {_MIN_GENERATED}."
@@ -72,7 +71,18 @@ def name_of(data: str) -> str:
         )
     manifest = _prepared(data)
     if manifest is not None:
-        return manifest["name"]
+        parts = [shard["train"] for shard in manifest["shards"] if shard["train"] is not None]
+        count = sum(part["inputs"] for part in parts)
+        columns = manifest["columns"]
+        return DataFacts(
+            name=manifest["name"],
+            fields=len(columns["keys"]),
+            num_dense=len(columns["dense"]),
+            bags=len(columns["lists"]),
+            num_examples=count,
+            click_rate=sum(part["clicks"] for part in parts) / count if count else None,
+            can_shuffle=not columns["lists"],
+        )
     if os.path.isdir(data) or data.endswith(".parquet"):
         raise UsageError(
             f"Invalid flag --data={data}: the path was not written by slipstream-prepare. Expected "
@@ -82,7 +92,21 @@ def name_of(data: str) -> str:
     from slipstream_tf.data.readers import registry
 
     with _refusing(data):
-        return registry.open_data(data, part="train", batch_size=1).spec.name
+        facts = _facts(registry.open_data(data, part="train", batch_size=1))
+        count = _estimated_inputs(data, 1 - _TEST_FRACTION)
+        return dataclasses.replace(facts, num_examples=count)
+
+
+def _facts(reader: Reader, click_rate: float | None = None) -> DataFacts:
+    """Returns the properties of the data of a reader without lists."""
+    spec = reader.spec
+    return DataFacts(
+        name=spec.name,
+        fields=len(spec.fields),
+        num_dense=spec.num_dense,
+        num_examples=spec.num_examples,
+        click_rate=click_rate,
+    )
 
 
 def open_parts(settings: Settings) -> Parts:

@@ -41,7 +41,7 @@ from slipstream_tf.telemetry.table import format_table, number
 # Default data: 2% clicks and a skewed distribution of keys. The sizes are whole batches.
 _EXAMPLES, _QUICK_EXAMPLES = 999_424, 39_936
 _GENERATED = "generated:{}:100000:0.02"
-# Batch size and learning rate of the rows. None selects the rate of the preset.
+# Batch size and learning rate of the rows. None selects the rate by the data.
 _Chosen: TypeAlias = tuple[int, float | None]
 # Settings for the default data, tuned on its validation part.
 _PLAIN: _Chosen = (1024, 0.006)
@@ -141,16 +141,16 @@ def size_of(data: str, maximum: int) -> tuple[int, int]:
     """Returns batch size and number of training examples for a data set.
 
     Args:
-        data: Value of --data of slipstream-train, which also selects the preset.
+        data: Value of --data of slipstream-train.
         maximum: Maximum number of examples to train.
 
     Returns:
-        The batch size of the preset, and the number of examples, at most `maximum`. The number is
-        an estimate for text files.
+        The batch size that slipstream-train chooses, and the number of examples, at most `maximum`.
+        The number is an estimate for text files.
     """
     flags = make_train_flags()
-    given = flags.parse([f"--data={data}"])
-    settings = resolve(*given, data_set.name_of, flags)
+    given = flags.parse([f"--data={data}", "--epochs=1"])
+    settings = resolve(*given, data_set.facts_of, flags)
     found = data_set.open_parts(settings).num_examples
     return settings.batch_size, maximum if found is None else min(maximum, found)
 
@@ -159,7 +159,7 @@ def subsampled_flags(chosen: _Chosen, examples: int, fraction: float) -> dict[st
     """Returns the slipstream-train flags of the two runs that skip examples.
 
     Args:
-        chosen: Batch size and learning rate of the rows. None selects the rate of the preset.
+        chosen: Batch size and learning rate of the rows. None selects the rate by the data.
         examples: Number of examples that a run sees.
         fraction: Fraction of the examples to skip after the warm-up.
 

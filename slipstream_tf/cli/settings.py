@@ -1,4 +1,4 @@
-"""Resolves training settings from flags, presets and a matched run."""
+"""Resolves training settings from flags, data and a matched run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slipstream_tf._utils import disk
+from slipstream_tf.cli.defaults import WITHOUT_STOPPING, DataFacts, choose
 from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing, raised_as
-from slipstream_tf.cli.train_flags import ENGINE_FLAGS, PRESETS, predicts_losses
+from slipstream_tf.cli.train_flags import ENGINE_FLAGS, predicts_losses
 from slipstream_tf.telemetry.run_record import to_json
 
 # A control repeats a run. These settings must have the same values, because results would not be
@@ -21,7 +22,7 @@ _MUST_MATCH = (
 # Settings that a control does not take from the matched run.
 _NOT_REPEATED = (
     "policies", "dry_run", "control", "watch", "schedule", "random_fractions", "stop_after",
-    "engine", "tensorboard", "trace", "data_name",
+    "engine", "tensorboard", "trace", "data_name", "click_rate", "reasons",
 )  # fmt: skip
 _OF_CONTROLS: Mapping[str, Any] = {"policies": (), "dry_run": False, "watch": False}
 # Maximum number of examples that are read at once, except that one batch may be larger.
@@ -70,6 +71,10 @@ class Settings:
         engine: Values of the flags in `train_flags.ENGINE_FLAGS` that were given. With
             `skip_examples` it always contains "skip_score" and "skip_alpha".
         data_name: Name of the data set, for example "criteo".
+        click_rate: Fraction of the training labels that are 1, at whose log odds the output of the
+            model starts. None if unknown.
+        reasons: Why a value was chosen, by name of the setting, for settings that were chosen by
+            the data. Contains the properties of the data as "data".
     """
 
     data: str
@@ -121,6 +126,8 @@ class Settings:
     stop_after: int | None
     engine: Mapping[str, Any]
     data_name: str
+    click_rate: float | None
+    reasons: Mapping[str, str]
 
     @property
     def block_size(self) -> int:
@@ -162,20 +169,19 @@ class Settings:
 def resolve(
     values: Mapping[str, Any],
     given: frozenset[str],
-    name_of: Callable[[str], str],
+    facts_of: Callable[[str], DataFacts],
     flags: FlagSet,
 ) -> Settings:
-    """Merges flags, matched run, settings file, presets and defaults into settings.
+    """Merges flags, matched run, settings file, choices by the data and defaults into settings.
 
     A value from an earlier source in this list takes precedence: the command line, the matched
-    run, the settings file, the preset of the data set, the default of the flag.
+    run, the settings file, the choice by the data (`defaults.choose`), the default of the flag.
 
     Args:
         values: Parsed values by flag name. The entry `FROM_FILE` names the flags that only the
             settings file sets.
         given: Names of the flags on the command line.
-        name_of: Function that returns the name of a data set, for example "criteo", for the value
-            of --data.
+        facts_of: Function that returns the properties of a data set for the value of --data.
         flags: The flags of the program.
 
     Returns:
@@ -205,14 +211,21 @@ def resolve(
             "Missing flag --data. Expected the path of a data set, or 'generated' for generated "
             f"examples. Run {flags.program} --help for the formats."
         )
-    data_name = name_of(chosen["data"])
-    own = PRESETS.get(data_name, {})
-    defaults = {**values, **{name: flags.parser_of(name).parse(text) for name, text in own.items()}}
+    facts = facts_of(chosen["data"])
+    unused = (None, False, 0, "none", "plain", ())
+    may_stop_early = matched is None and "early_stopping" not in chosen
+    may_stop_early &= all(values[name] in unused for name in WITHOUT_STOPPING)
+    choices = choose(facts, chosen, may_stop_early)
+    defaults = {**values, **{name: value for name, (value, _) in choices.items()}}
     fields = [f.name for f in dataclasses.fields(Settings)]
     merged: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in fields}
     if matched is not None:
         merged.update(_controlled(values["control"], matched, merged["batch_size"]))
-    merged["data_name"] = data_name
+    merged.update(data_name=facts.name, click_rate=facts.click_rate)
+    merged["reasons"] = {
+        "data": str(facts),
+        **{name: reason for name, (_, reason) in choices.items()},
+    }
     if values["dry_run"] and not values["policies"] and values["control"] == "none":
         # A dry run without --policies estimates skipping, and deferring if the settings allow it.
         defers = not merged["rows_l2"] and merged["rows_optimizer"] != "adamw"

@@ -68,7 +68,7 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
         UsageError: If flags are invalid or contradict each other.
     """
     clock = PhaseClock()
-    settings = resolve(values, given, data.name_of, make_flags())
+    settings = resolve(values, given, data.facts_of, make_flags())
     saving = checkpoint_settings(values, given)
     if agent.is_elastic() and not saving.is_elastic:
         raise UsageError(
@@ -173,6 +173,8 @@ def carry_out(
         if length is None:
             length = Window().length(planned_steps(settings, parts.num_examples, comm.size))
         settings = dataclasses.replace(settings, window_steps=length)
+    if not comm.rank:
+        print(f"{choices(settings)}\n", flush=True)
     train_part = parts.train.in_batches_of(settings.block_size)
     parts = dataclasses.replace(parts, train=train_part)
     trainer = Trainer(settings, parts, prepared.clock, comm, prepared.saving, job)
@@ -195,6 +197,18 @@ def carry_out(
         inputs = trainer.export(values["export"])
         if not comm.rank:
             print(f"\n{inputs}")
+
+
+def choices(settings: Settings) -> str:
+    """Returns the settings that were chosen by the data, one per line, with the reasons."""
+    reasons = dict(settings.reasons)
+    lines = [f"Data: {reasons.pop('data')}."]
+    if reasons:
+        lines.append("Chosen by the data, unless given as flags:")
+        flags = {name: _flag(name, getattr(settings, name)) for name in reasons}
+        width = max(map(len, flags.values()))
+        lines += [f"  {flag:<{width}}  {reasons[name]}" for name, flag in flags.items()]
+    return "\n".join(lines)
 
 
 def summary(record: dict[str, Any], settings: Settings) -> str:

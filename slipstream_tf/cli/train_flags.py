@@ -134,6 +134,7 @@ DATA_HELP = (
     "CSV file (.csv, also .gz), or 'generated[:COUNT[:KEYS[:RATE]]]', synthetic examples with at "
     "most KEYS keys per field and the click rate RATE"
 )
+BY_DATA = "by the data"
 SHUFFLES = ("none", "shards", "examples")
 SCHEDULES = ("plain", "fae", "hotline")
 POLICIES = ("skip_examples", "defer_gradients", "mask_gradients")
@@ -143,14 +144,6 @@ ENGINE_FLAGS = (
     *("pilot", "defer_movement", "defer_max_age", "mask_fraction"),
     *("revisit_every", "hot_set_memory", "max_auc_loss"),
 )
-
-
-# Defaults for each data set, as command line text.
-PRESETS: Mapping[str, Mapping[str, str]] = {
-    "criteo": {"bottom": "256-64", "mlp": "256-128"},
-    "avazu": {"mlp": "256-128"},
-    "generated": {"batch_size": "512", "window_steps": "20", "skip_alpha": "0.8"},
-}
 
 
 _FLAGS: Mapping[str, Sequence[Flag]] = {
@@ -164,7 +157,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("shuffle", Choice(SHUFFLES), "order of training data that slipstream-prepare wrote: "
              "none keeps the order of the files, shards shuffles the shards in every epoch, and "
              "examples loads the training part into memory and shuffles its examples in every "
-             "epoch", "none"),
+             "epoch", "none", "none; examples by the data"),
         Flag("max_examples", Integer(1),
              "maximum number of examples over all epochs and ranks"),
         Flag("output", Text(), "folder for metrics.json; without it, results are only printed"),
@@ -189,7 +182,7 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
     ),
     "Model": (
         Flag("model", Choice(("dlrm", "dcn", "deepfm")), "model to train: DLRM, DCN-v2 or DeepFM",
-             "dlrm"),
+             None, BY_DATA),
         Flag("dim", Integer(1, 65536), "number of values per embedding row", 16),
         Flag("bottom", Widths(), "units of each hidden layer of DLRM's bottom MLP, which requires "
              "data with numeric features", "64", needs=(DLRM,)),
@@ -214,8 +207,9 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "recently used, lfu the least frequently used", "lru", needs=(CAPACITY,)),
     ),
     "Training": (
-        Flag("batch_size", Integer(1, 1 << 24), "examples per step on each rank", 1024),
-        Flag("epochs", Integer(1), "number of passes over the training part", 1),
+        Flag("batch_size", Integer(1, 1 << 24), "examples per step on each rank", None,
+             BY_DATA),
+        Flag("epochs", Integer(1), "number of passes over the training part", None, BY_DATA),
         Flag("rows_optimizer", Choice(optimizers.NAMES), "optimizer of the embedding rows; the "
              "accumulators of Adagrad start at 0", "adagrad"),
         Flag("rows_l2", Number(0), "factor of the L2 penalty on embedding rows; 0 disables it",
@@ -224,7 +218,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
              "apply: the rows of the batch, or all rows in every step (with --rows_l2 and another "
              "optimizer than sgd, only for tables of up to about 100,000 rows)", "batch",
              needs=(DECAYING,)),
-        Flag("rows_learning_rate", Number(0), "learning rate of the embedding rows", 0.05),
+        Flag("rows_learning_rate", Number(0), "learning rate of the embedding rows", None,
+             BY_DATA),
         Flag("rows_init", Number(0), "maximum absolute value of new rows, which are sampled "
              "uniformly, in the unit of the rows", 0.05),
         Flag("learning_rate", Number(0), "learning rate of Adam for the dense layers", 1e-3),
@@ -334,13 +329,6 @@ def make_flags() -> FlagSet:
             "slipstream-train --control=random --match=runs/skip/metrics.json --output=runs/rnd",
             "horovodrun -np 2 slipstream-train --data=clicks --output=runs/ranks",
         ),
-        {title: [_by_data(flag) for flag in flags] for title, flags in _FLAGS.items()},
+        _FLAGS,
         basic=_BASIC,
     )
-
-
-def _by_data(flag: Flag) -> Flag:
-    """Adds preset defaults to a help text: "1024; generated 512"."""
-    own = [f"{data} {found[flag.name]}" for data, found in PRESETS.items() if flag.name in found]
-    common = flag.default_text or str(flag.default)
-    return flag._replace(default_text="; ".join([common, *own])) if own else flag

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmark_programs import load, needs_sources, rows_of, run_benchmark
+from train_programs import GENERATED
 
 from slipstream_tf.cli import settings, train
 
@@ -71,7 +72,7 @@ def test_network_runs_pass_valid_flags(
         given = network.all_flags(case, {"data": "x"}, 0, 1024, {})
         assert given["batch_size"] * case.ranks == 1024
         values, found = train.make_flags().parse([f"--{k}={v}" for k, v in given.items()])
-        resolved = settings.resolve(values, found, lambda _: "generated", train.make_flags())
+        resolved = settings.resolve(values, found, lambda _: GENERATED, train.make_flags())
         assert resolved.placement == case.placement
         wires = {"bf16": "bfloat16", "int8": "int8", "auto": "auto"}
         wire = next((word for word in case.run.split("_") if word in wires), None)

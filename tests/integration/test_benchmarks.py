@@ -24,6 +24,7 @@ from benchmark_programs import (
 )
 
 from slipstream_tf.cli import settings, train
+from slipstream_tf.cli.defaults import DataFacts
 from slipstream_tf.cli.program import run_program
 
 
@@ -86,7 +87,10 @@ def test_runs_pass_valid_flags(monkeypatch: pytest.MonkeyPatch) -> None:
             texts = [f"--{flag}={value}" for flag, value in given.items()]
             values, names = train.make_flags().parse(texts)
             resolved = settings.resolve(
-                values, names, lambda _, name=name: name, train.make_flags()
+                values,
+                names,
+                lambda _, name=name: DataFacts(name=name, fields=26),
+                train.make_flags(),
             )
             assert resolved.engine.get("max_auc_loss") == run.flags.get("max_auc_loss")
             baseline = mask_and_defer.mask_and_defer_report.baseline(run.ranks)

@@ -96,9 +96,9 @@ def test_skip_fraction_depends_on_click_rate() -> None:
         assert demo.fraction_for({"test": {"clicks": clicks, "examples": 1000}}) == fraction, clicks
 
 
-def test_user_data_uses_preset_batch_size_and_all_examples() -> None:
-    assert demo.size_of("generated:50000", 20_000) == (512, 20_000)
-    assert demo.size_of("generated:50000", 90_000) == (512, 50_000)
+def test_user_data_uses_chosen_batch_size_and_all_examples() -> None:
+    assert demo.size_of("generated:50000", 20_000) == (64, 20_000)
+    assert demo.size_of("generated:400000", 900_000) == (512, 400_000)
 
 
 def test_demo_rejects_invalid_data_before_measuring(

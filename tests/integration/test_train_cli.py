@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from train_programs import SMALL, prepared, refused
+from train_programs import GENERATED, SMALL, prepared, refused
 
 from slipstream_tf.cli import prepare, train
 from slipstream_tf.cli.program import run_program
@@ -442,12 +442,12 @@ def test_dry_run_trains_plainly_and_prints_commands(
     run_skip, run_defer, run_random, _ = (shlex.split(line)[1:] for line in lines)
     assert "--skip_alpha=0.6" in run_skip and "--skip_alpha=0.6" not in run_defer
     flag_set = train.make_flags()
-    resolve(*flag_set.parse(run_defer), lambda _: "generated", flag_set)
+    resolve(*flag_set.parse(run_defer), lambda _: GENERATED, flag_set)
     assert run_program(train.make_flags(), train.main, run_skip) == 0
     done = json.loads((tmp_path / "skip_examples" / "metrics.json").read_text())
     predicted_losses, fraction = examples["saved"], done["examples"]["skipped"]
     assert 0.5 * predicted_losses < fraction < 1.5 * predicted_losses
-    random = resolve(*flag_set.parse(run_random), lambda _: "generated", flag_set)
+    random = resolve(*flag_set.parse(run_random), lambda _: GENERATED, flag_set)
     assert random.control == "random" and len(random.random_fractions) > 1
 
 

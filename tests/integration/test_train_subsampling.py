@@ -15,6 +15,7 @@ from slipstream_tf.cli.program import run_program
 
 DATA = (
     "--data=generated:40000:1000:0.05", "--batch_size=256", "--dim=4", "--mlp=8", "--bottom=8",
+    "--epochs=1", "--rows_learning_rate=0.05",
 )  # fmt: skip
 WINDOWS = ("--window_steps=8", "--warmup=0.1", "--skip_fraction=0.8")
 

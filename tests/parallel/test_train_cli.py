@@ -14,7 +14,10 @@ from slipstream_tf.cli.program import run_program
 
 # 31 batches of 128 examples. Rank 1 has one batch less than rank 0, whose last batch is partial.
 INPUTS, BATCH = 3_900, 128
-SMALL = (f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8")
+SMALL = (
+    f"--data=generated:{INPUTS}", "--dim=4", "--mlp=8", "--bottom=8", "--epochs=1",
+    "--rows_learning_rate=0.05",
+)  # fmt: skip
 SKIPPING = (
     "--policies=skip_examples", "--skip_score=row_drift", "--skip_alpha=0.5", "--skip_fraction=0.6",
     "--window_steps=3",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import math
 
-from slipstream_tf.cli.build import steps_per_execution
+import pytest
+from train_programs import GENERATED
+
+from slipstream_tf.cli.build import build_embeddings, build_model, steps_per_execution
 from slipstream_tf.cli.settings import resolve
 from slipstream_tf.cli.train_flags import make_flags
+from slipstream_tf.distributed import SingleProcess
 
 
 @pytest.mark.parametrize(
@@ -27,5 +32,16 @@ def test_steps_per_execution_divides_event_steps(
 ) -> None:
     known = make_flags()
     values, given = known.parse(["--data=generated", *flags.split()])
-    settings = resolve(values, given, lambda _: "generated", known)
+    settings = resolve(values, given, lambda _: GENERATED, known)
     assert steps_per_execution(settings, *ends) == steps
+
+
+@pytest.mark.parametrize(("rate", "bias"), [(0.02, math.log(0.02 / 0.98)), (1.0, 0.0), (None, 0.0)])
+def test_output_starts_at_click_rate(rate: float | None, bias: float) -> None:
+    known = make_flags()
+    values, given = known.parse(["--data=generated", "--dim=2", "--mlp=4"])
+    facts = dataclasses.replace(GENERATED, click_rate=rate)
+    settings = resolve(values, given, lambda _: facts, known)
+    comm = SingleProcess()
+    model = build_model(settings, build_embeddings(settings, ("user", "item"), comm), 0, comm)
+    assert model.output_layer.bias.numpy() == pytest.approx([bias])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from train_programs import GENERATED
 
 from slipstream_tf.cli.checkpoints import checkpoint_settings
 from slipstream_tf.cli.flag_set import FROM_FILE, UsageError
@@ -21,7 +22,7 @@ def settled(tmp_path):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         flags = make_flags()
         values, given = flags.parse(["--data=generated", f"--settings={path}", *arguments])
-        return resolve(values, given, lambda _: "generated", flags)
+        return resolve(values, given, lambda _: GENERATED, flags)
 
     return settle
 

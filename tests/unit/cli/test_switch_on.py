@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from slipstream_tf.cli import train
+from slipstream_tf.cli.defaults import DataFacts
 from slipstream_tf.cli.settings import resolve
 from slipstream_tf.cli.train_flags import make_flags
 
@@ -15,7 +16,8 @@ def settled(*arguments, data="generated"):
     """Returns the given flags and the resolved settings of a command line."""
     flags = make_flags()
     values, given = flags.parse(arguments)
-    return {name: values[name] for name in given}, resolve(values, given, lambda _: data, flags)
+    settings = resolve(values, given, lambda _: DataFacts(name=data, fields=26), flags)
+    return {name: values[name] for name in given}, settings
 
 
 def again(command, data="generated"):

@@ -1,0 +1,147 @@
+"""Chooses settings by properties of the data, for flags that are not given.
+
+`choose` is a pure function. Its constants were chosen on the validation parts of the data of
+`benchmarks/default_settings.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+# Maximum number of input values of DCN-v2, whose cross layers take time in proportion to its
+# square.
+_MAX_CROSSED = 256
+# A pass has at least this number of steps, if batches of the minimum size allow it.
+_MIN_STEPS, _MIN_BATCH, _MAX_BATCH = 500, 64, 1024
+# Maximum number of training examples for several passes. Early stopping needs this number of
+# examples of the rarer label, a tenth of them in the validation part.
+_MAX_SMALL, _MIN_RARER = 2_000_000, 1_000
+_MAX_PASSES, _PASSES_WITHOUT_VALIDATION, _PATIENCE = 10, 3, 1
+_DIM = 16
+# Maximum size of a training part that is shuffled in memory.
+_MAX_SHUFFLED_BYTES = 1 << 30
+# Learning rates of rows by optimizer. They are lower for wide data, because the rows of all columns
+# of an example move its logit.
+_ROWS_RATES = {
+    "sgd": 1.0, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.001, "adamw": 0.001,
+    "rowwise_adam": 0.001, "ftrl": 0.1,
+}  # fmt: skip
+_WIDE_FACTOR = 0.5
+# A run with one of these flags has no early stopping by default, because it cannot have it, or
+# because it is compared with other runs of as many examples.
+WITHOUT_STOPPING = (
+    "epochs", "max_examples", "evaluate_every", "checkpoint_every", "resume",
+    "elastic", "prefetch", "policies", "dry_run", "watch", "control", "schedule",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """Properties of a data set that are known before training.
+
+    Attributes:
+        name: Name of the data set, for example "criteo".
+        fields: Number of key columns.
+        num_dense: Number of numeric columns.
+        bags: Number of key columns with lists.
+        num_examples: Number of training examples, possibly estimated. None if unknown.
+        click_rate: Fraction of the training labels that are 1. None if unknown.
+        can_shuffle: Whether the reader can shuffle examples in memory.
+    """
+
+    name: str
+    fields: int
+    num_dense: int = 0
+    bags: int = 0
+    num_examples: int | None = None
+    click_rate: float | None = None
+    can_shuffle: bool = False
+
+    def __str__(self) -> str:
+        count = self.num_examples
+        parts = ["an unknown number of examples" if count is None else f"{count:,} examples"]
+        if self.click_rate is not None:
+            parts.append(f"{self.click_rate:.3g} of them clicked")
+        bags = f" ({self.bags} of them bags)" if self.bags else ""
+        return ", ".join(
+            [*parts, f"{self.fields} key columns{bags}", f"{self.num_dense or 'no'} numbers"]
+        )
+
+
+def choose(
+    facts: DataFacts, given: Mapping[str, Any], may_stop_early: bool = True
+) -> dict[str, tuple[Any, str]]:
+    """Chooses the settings that depend on the data.
+
+    Args:
+        facts: Properties of the data.
+        given: Settings by name that the user has given. They are not chosen, and other choices
+            depend on them.
+        may_stop_early: Whether early stopping may be chosen, see `WITHOUT_STOPPING`.
+
+    Returns:
+        Value and reason of each chosen setting that is not given, by name.
+    """
+    width = facts.fields * given.get("dim", _DIM) + facts.num_dense
+    is_narrow = width <= _MAX_CROSSED
+    size = f"{width} values per example, {'at most' if is_narrow else 'more than'} {_MAX_CROSSED}"
+    optimizer = given.get("rows_optimizer", "adagrad")
+    counts = [n for n in (facts.num_examples, given.get("max_examples")) if n is not None]
+    count = min(counts, default=None)
+    found: dict[str, tuple[Any, str]] = {
+        "model": _model(is_narrow, size, given),
+        "batch_size": _batch_size(count),
+        "rows_learning_rate": (
+            _ROWS_RATES[optimizer] * (1 if is_narrow else _WIDE_FACTOR),
+            f"{optimizer}, {size}",
+        ),
+        **_passes(count, facts.click_rate, may_stop_early),
+    }
+    if facts.can_shuffle and facts.num_examples is not None:
+        # int64 keys, float32 numbers and label.
+        num_bytes = facts.num_examples * (8 * facts.fields + 4 * facts.num_dense + 4)
+        if num_bytes <= _MAX_SHUFFLED_BYTES:
+            reason = f"prepared data without bags, {num_bytes / 2**20:,.0f} MiB in memory"
+            found["shuffle"] = ("examples", reason)
+    if given.get("early_stopping"):
+        found["epochs"] = (_MAX_PASSES, "early stopping")
+    return {name: choice for name, choice in found.items() if name not in given}
+
+
+def _model(is_narrow: bool, size: str, given: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the model that the given layers belong to or that suits the width of the data."""
+    for flag, model in (("bottom", "dlrm"), ("cross_layers", "dcn")):
+        if flag in given:
+            return model, f"--{flag}"
+    return ("dcn" if is_narrow else "dlrm"), size
+
+
+def _batch_size(count: int | None) -> tuple[int, str]:
+    """Returns the largest power of two that leaves enough steps in a pass, and the reason."""
+    if count is None:
+        return _MAX_BATCH, "an unknown number of examples"
+    largest = 1 << (max(count // _MIN_STEPS, 1).bit_length() - 1)
+    size = min(max(largest, _MIN_BATCH), _MAX_BATCH)
+    return size, f"{-(-count // size):,} steps in a pass"
+
+
+def _passes(
+    count: int | None, click_rate: float | None, may_stop_early: bool
+) -> dict[str, tuple[int, str]]:
+    """Returns the choice of `epochs` and `early_stopping`."""
+    if not may_stop_early:
+        return {"epochs": (1, "a run with policies, a control, limits or checkpoints")}
+    if count is None or click_rate is None:
+        return {"epochs": (1, "an unknown number of examples or clicks")}
+    if count > _MAX_SMALL:
+        return {"epochs": (1, f"more than {_MAX_SMALL:,} examples")}
+    if count * min(click_rate, 1 - click_rate) < _MIN_RARER:
+        reason = f"fewer than {_MIN_RARER:,} examples of a label, too few for early stopping"
+        return {"epochs": (_PASSES_WITHOUT_VALIDATION, reason)}
+    reason = f"at most {_MAX_SMALL:,} examples"
+    return {
+        "epochs": (_MAX_PASSES, f"{reason}; training stops when the validation AUC falls"),
+        "early_stopping": (_PATIENCE, f"{reason}, in up to {_MAX_PASSES} passes"),
+    }
