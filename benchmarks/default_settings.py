@@ -1,11 +1,11 @@
 """Compares the settings that slipstream-train chooses with a random search per model.
 
-    python benchmarks/default_settings.py --tasks=law_pairs,ratings --trials=20
+    python benchmarks/default_settings.py --tasks=law_pairs,ratings --trials_per_model=20
 
 A task is a prepared folder. For each model, trials draw settings, and the trial with the highest
 validation AUC is trained again with several seeds and evaluated on the test part. It is compared
 with `slipstream-train --data=FOLDER` without other flags. Finished runs are not repeated, so that
-the same command resumes. A larger --trials adds trials.
+the same command resumes. A larger --trials_per_model adds trials.
 
 The data is generated, except for Frappe and globo, see `datasets/`. A test part has at least 20,000
 examples, so that the standard error of an AUC is at most 0.004.
@@ -166,9 +166,8 @@ def draw(random: np.random.Generator, model: str) -> dict[str, Any]:
     }  # fmt: skip
     if random.random() < 0.5:
         found["rows_l2"] = log_uniform(random, 1e-6, 1e-3)
-    if random.random() < 0.7:
-        found |= {"epochs": 10, "early_stopping": 1}
-    return found
+    passes = {"epochs": 10, "early_stopping": 1} if random.random() < 0.7 else {"epochs": 1}
+    return found | passes
 
 
 def best_trial(task: str, model: str, data: str, count: int, folder: Path) -> dict[str, Any]:

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from benchmark_programs import BENCHMARKS, claims_of, load, needs_sources, rows_of, run_benchmark
 
+from slipstream_tf.cli import train
+from slipstream_tf.cli.defaults import DataFacts
+from slipstream_tf.cli.settings import resolve
 from slipstream_tf.telemetry.metrics import click_metrics
 
 
@@ -116,3 +119,14 @@ def test_clock_excludes_building_and_evaluation(
         (5, 8.0),
     ]
     assert points[0]["examples_trained"] == 4 and points[0]["auc"] == 0.75
+
+
+@needs_sources
+def test_default_settings_draws_valid_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = load("default_settings", monkeypatch)
+    facts, flags = DataFacts(name="table", fields=4), train.make_flags()
+    for model in benchmark.MODELS:
+        for trial in range(20):
+            drawn = benchmark.draw(np.random.default_rng(trial), model)
+            values, names = flags.parse(["--data=x", *(f"--{n}={v}" for n, v in drawn.items())])
+            assert resolve(values, names, lambda _: facts, flags).model == model

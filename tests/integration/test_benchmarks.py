@@ -173,7 +173,9 @@ def test_embedding_step_alternates_between_libraries(
 ) -> None:
     embedding_step = load("embedding_step", monkeypatch)
     flags = ["--shapes=2x50x4", "--batch=16", "--steps=3", "--runs=2", f"--output={tmp_path}"]
-    done = run_benchmark("embedding_step.py", *flags, "--peers=fit,keras", "--rules=adagrad", warm=warm)
+    done = run_benchmark(
+        "embedding_step.py", *flags, "--peers=fit,keras", "--rules=adagrad", warm=warm
+    )
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path, "embedding_step")
     assert [row["rule"] for row in rows] == ["adagrad"] * 3 and "ops" in rows[0]["library"]
