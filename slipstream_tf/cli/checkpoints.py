@@ -34,7 +34,7 @@ FOLDER = "checkpoints"
 RUN = "run.json"
 _NOT_WRITTEN = "The checkpoint cannot be written: "
 # Settings that may change when a run is resumed, because they do not change the results.
-_FREE = ("threads", "tensorboard", "trace")
+_FREE = ("threads", "tensorboard", "trace", "click_rate", "reasons")
 # Values of a file's fingerprint that `is_unchanged` compares.
 _OF_FILE = ("sample", "modified", "sha256")
 
@@ -149,23 +149,33 @@ def require_same_run(saving: CheckpointSettings, run: Mapping[str, Any]) -> None
             f"job has {run['ranks']}. Expected {saved['ranks']} rank(s), because each rank "
             "restores its position in the data. Pass --elastic to continue with another number."
         )
+    if run["settings"]["data"] == saved["settings"]["data"]:
+        _require_same_data(saving, saved["data"], run)
     before, now = _flags(saved["settings"]), _flags(run["settings"])
-    for name in sorted({*before, *now} - set(_FREE)):
+    chosen = run["settings"].get("reasons", {})
+    # Choices follow flags, therefore a flag explains more.
+    for name in sorted({*before, *now} - set(_FREE), key=lambda name: (name in chosen, name)):
         if before.get(name) != now.get(name):
             raise UsageError(
                 f"Invalid flag --{name}={_shown(now.get(name))} with --{saving.flag}: the run in "
                 f"{saving.output} has {_shown(before.get(name))}. Expected that value, or another "
                 "--output to train from scratch."
             )
+
+
+def _require_same_data(
+    saving: CheckpointSettings, before: Mapping[str, Any], run: Mapping[str, Any]
+) -> None:
+    """Raises an error if the data set is not the one of the saved run."""
     from slipstream_tf.data.fingerprints import is_unchanged
 
     data = run["settings"]["data"]
     changed = [
         f"`{name}` was {_shown(value)} and is {_shown(run['data'].get(name))}"
-        for name, value in saved["data"].items()
+        for name, value in before.items()
         if name not in _OF_FILE and value != run["data"].get(name)
     ]
-    if not changed and os.path.isfile(data) and not is_unchanged(data, saved["data"]):
+    if not changed and os.path.isfile(data) and not is_unchanged(data, before):
         changed = ["the content of the file differs"]
     if changed:
         raise UsageError(

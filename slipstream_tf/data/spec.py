@@ -94,6 +94,11 @@ class BadLines:
 class DenseScale:
     """Describes how models scale a dense column; see `models.Standardization`.
 
+    Example:
+
+    >>> slip.data.DenseScale(mean=20.0, std=5.0, has_missing=True)
+    DenseScale(mean=20.0, std=5.0, has_missing=True)
+
     Attributes:
         mean: Number that becomes 0. 0 keeps the numbers.
         std: Difference from `mean` that becomes 1, above 0. 1 keeps the numbers.

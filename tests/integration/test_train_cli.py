@@ -330,7 +330,7 @@ def test_engine_flag_without_effect_is_refused(
             ("--data=generated", f"--export={Path(__file__).parent}"),
             ("--export=", "is not an empty folder"),
         ),
-        (("--data=generated", "--cross_layers=4"), ("--cross_layers", "--model=dcn")),
+        (("--data=generated", "--model=dlrm", "--cross_layers=4"), ("--cross_layers",)),
         (("--data=generated", "--tensorboard=x"), ("--tensorboard", "--watch")),
         (("--data=generated", "--evaluate_every=0"), ("--evaluate_every=0", "an integer >= 1")),
         (("--data=generated", SKIPS, "--watch"), ("--watch", "without --policies")),

@@ -100,7 +100,8 @@ def test_peers_do_not_import_from_working_directory(
     program = tmp_path / "programs" / "peer.py"
     program.parent.mkdir()
     program.write_text(
-        "import json, sys\ninput()\nprint(json.dumps({'versions': {'path': sys.path}}), flush=True)\n"
+        "import json, sys\ninput()\n"
+        "print(json.dumps({'versions': {'path': sys.path}}), flush=True)\n"
     )
     # Python would find sources without an op library here.
     monkeypatch.chdir(tmp_path)

@@ -43,5 +43,7 @@ def test_output_starts_at_click_rate(rate: float | None, bias: float) -> None:
     facts = dataclasses.replace(GENERATED, click_rate=rate)
     settings = resolve(values, given, lambda _: facts, known)
     comm = SingleProcess()
-    model = build_model(settings, build_embeddings(settings, ("user", "item"), comm), 0, comm)
+    model = build_model(
+        settings, build_embeddings(settings, {"user": "user", "item": "item"}, comm), 0, comm
+    )
     assert model.output_layer.bias.numpy() == pytest.approx([bias])

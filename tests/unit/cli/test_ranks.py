@@ -59,7 +59,7 @@ def test_ranks_with_different_local_data_are_refused(tmp_path: Path) -> None:
     rows = {"clicked": [1, 0] * 50, "user": list(range(100))}
     folder = prepared(tmp_path, rows, ["user"], [])
     values, given = train.make_flags().parse([f"--data={folder}", "--model=dcn"])
-    settings = resolve(values, given, data.name_of, train.make_flags())
+    settings = resolve(values, given, data.facts_of, train.make_flags())
     parts = data.open_parts(settings)
     own = describe(settings, parts.train.spec, 2)
     other = {"settings": own["settings"], "data": {**own["data"], "content": "0"}}
