@@ -47,7 +47,7 @@ EXAMPLES_49: Mapping[str, Any] = {"negatives": 49, "clicks": 200_000}
 # Settings of the kept results that were defaults of slipstream-train, which chooses them now.
 _FORMER_DEFAULTS: Mapping[str, Any] = {
     "model": "dlrm", "batch_size": 1024, "epochs": 1, "rows_learning_rate": 0.05,
-    "learning_rate": 0.001,
+    "learning_rate": 0.001, "shuffle": "none",
 }  # fmt: skip
 # Name of the source file of each data set. A program in datasets/ prepares it.
 DATASETS = {"globo": "globo_clicks.npz", "frappe": "frappe_x1.npz"}

@@ -71,8 +71,8 @@ def facts_of(data: str) -> DataFacts:
         )
     manifest = _prepared(data)
     if manifest is not None:
-        parts = [shard["train"] for shard in manifest["shards"] if shard["train"] is not None]
-        count = sum(part["inputs"] for part in parts)
+        count, clicks = _counts(manifest, "train")
+        valid, valid_clicks = _counts(manifest, "valid")
         columns = manifest["columns"]
         return DataFacts(
             name=manifest["name"],
@@ -80,7 +80,8 @@ def facts_of(data: str) -> DataFacts:
             num_dense=len(columns["dense"]),
             bags=len(columns["lists"]),
             num_examples=count,
-            click_rate=sum(part["clicks"] for part in parts) / count if count else None,
+            click_rate=clicks / count if count else None,
+            rarer_in_valid=min(valid_clicks, valid - valid_clicks) if valid else None,
             can_shuffle=not columns["lists"],
         )
     if os.path.isdir(data) or data.endswith(".parquet"):
@@ -95,6 +96,12 @@ def facts_of(data: str) -> DataFacts:
         facts = _facts(registry.open_data(data, part="train", batch_size=1))
         count = _estimated_inputs(data, 1 - _TEST_FRACTION)
         return dataclasses.replace(facts, num_examples=count)
+
+
+def _counts(manifest: Mapping[str, Any], part: str) -> tuple[int, int]:
+    """Returns the numbers of examples and of clicks in a part of prepared data."""
+    files = [shard[part] for shard in manifest["shards"] if shard[part] is not None]
+    return sum(file["inputs"] for file in files), sum(file["clicks"] for file in files)
 
 
 def _facts(reader: Reader, click_rate: float | None = None) -> DataFacts:

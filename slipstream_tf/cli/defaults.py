@@ -1,7 +1,7 @@
 """Chooses settings by properties of the data, for flags that are not given.
 
-`choose` is a pure function. Its constants were chosen on the validation parts of the data of
-`benchmarks/default_settings.py`.
+`choose` is a pure function. Its constants are provisional: they follow single runs on validation
+parts. `benchmarks/default_settings.py` compares the choices with random searches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_CROSSED = 256
 _MIN_STEPS, _MIN_BATCH, _MAX_BATCH = 500, 64, 1024
 # Maximum number of training examples for several passes. Early stopping needs this number of
 # examples of the rarer label, a tenth of them in the validation part.
-_MAX_SMALL, _MIN_RARER = 2_000_000, 1_000
+_MAX_SMALL, _MIN_RARER, _RARER_PER_VALID = 2_000_000, 1_000, 10
 _MAX_PASSES, _PASSES_WITHOUT_VALIDATION, _PATIENCE = 10, 3, 1
 _DIM = 16
 # Maximum size of a training part that is shuffled in memory.
@@ -48,6 +48,8 @@ class DataFacts:
         bags: Number of key columns with lists.
         num_examples: Number of training examples, possibly estimated. None if unknown.
         click_rate: Fraction of the training labels that are 1. None if unknown.
+        rarer_in_valid: Number of examples of the rarer label in the data's own validation part.
+            None if there is no such part, so that a part of the training part is used.
         can_shuffle: Whether the reader can shuffle examples in memory.
     """
 
@@ -57,6 +59,7 @@ class DataFacts:
     bags: int = 0
     num_examples: int | None = None
     click_rate: float | None = None
+    rarer_in_valid: int | None = None
     can_shuffle: bool = False
 
     def __str__(self) -> str:
@@ -97,7 +100,7 @@ def choose(
             _ROWS_RATES[optimizer] * (1 if is_narrow else _WIDE_FACTOR),
             f"{optimizer}, {size}",
         ),
-        **_passes(count, facts.click_rate, may_stop_early),
+        **_passes(count, facts, may_stop_early),
     }
     if facts.can_shuffle and facts.num_examples is not None:
         # int64 keys, float32 numbers and label.
@@ -128,17 +131,21 @@ def _batch_size(count: int | None) -> tuple[int, str]:
 
 
 def _passes(
-    count: int | None, click_rate: float | None, may_stop_early: bool
+    count: int | None, facts: DataFacts, may_stop_early: bool
 ) -> dict[str, tuple[int, str]]:
     """Returns the choice of `epochs` and `early_stopping`."""
+    click_rate = facts.click_rate
     if not may_stop_early:
         return {"epochs": (1, "a run with policies, a control, limits or checkpoints")}
     if count is None or click_rate is None:
         return {"epochs": (1, "an unknown number of examples or clicks")}
     if count > _MAX_SMALL:
         return {"epochs": (1, f"more than {_MAX_SMALL:,} examples")}
-    if count * min(click_rate, 1 - click_rate) < _MIN_RARER:
-        reason = f"fewer than {_MIN_RARER:,} examples of a label, too few for early stopping"
+    rarer = count * min(click_rate, 1 - click_rate)
+    if facts.rarer_in_valid is not None:
+        rarer = min(rarer, facts.rarer_in_valid * _RARER_PER_VALID)
+    if rarer < _MIN_RARER:
+        reason = "too few examples of a label for early stopping"
         return {"epochs": (_PASSES_WITHOUT_VALIDATION, reason)}
     reason = f"at most {_MAX_SMALL:,} examples"
     return {

@@ -52,6 +52,9 @@ def test_small_data_is_trained_in_passes_with_early_stopping(settled):
     assert tiny.epochs > 1 and tiny.early_stopping == 0 and tiny.batch_size == 64
     rare = settled(dataclasses.replace(SMALL, click_rate=0.001))
     assert rare.epochs == tiny.epochs and rare.early_stopping == 0
+    for rarer, stops in ((99, 0), (100, 1)):
+        divided = settled(dataclasses.replace(SMALL, rarer_in_valid=rarer))
+        assert divided.early_stopping == stops
     unknown = settled(dataclasses.replace(SMALL, num_examples=None))
     assert (unknown.epochs, unknown.early_stopping, unknown.batch_size) == (1, 0, 1024)
     assert settled(dataclasses.replace(SMALL, click_rate=None)).epochs == 1
