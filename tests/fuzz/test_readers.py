@@ -26,7 +26,7 @@ from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.avazu import HEADER, AvazuReader
 from slipstream_tf.data.readers.criteo import CriteoReader
-from slipstream_tf.data.readers.parquet import ParquetReader
+from slipstream_tf.data.readers.parquet import ParquetReader, to_keys
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema, read_schema
 from slipstream_tf.data.sources import Position, Source
@@ -135,7 +135,7 @@ def read_lines(reader_class: Any, path: Path) -> None:
     kind = "avazu" if reader_class is AvazuReader else "criteo"
     tables = parsed(open_source([str(path)], kind)[0])
     fields = reader.spec.fields
-    prepared = [np.stack([t[name].to_numpy() for name in fields], 1) for t in tables]
+    prepared = [np.stack([to_keys(t[name]) for name in fields], 1) for t in tables]
     none = np.empty((0, len(fields)), np.int64)
     np.testing.assert_array_equal(np.concatenate([none, *prepared]), np.concatenate([none, *keys]))
 
