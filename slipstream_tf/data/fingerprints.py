@@ -77,13 +77,15 @@ def of_manifest(manifest: Mapping[str, Any]) -> str:
     """Returns a hash of a complete manifest of prepared data.
 
     It is the same for folders that were prepared from files with the same names and content, with
-    the same settings. Modification times are ignored.
+    the same settings. Modification times are ignored, and the texts about malformed lines, because
+    they contain the paths of the files.
 
     Args:
         manifest: Result of `readers.prepared.read_manifest`.
     """
-    timeless = json.loads(
+    ignored = ("modified", "first_bad_line", "bad_reasons")
+    kept = json.loads(
         json.dumps(manifest),
-        object_hook=lambda entry: {k: v for k, v in entry.items() if k != "modified"},
+        object_hook=lambda entry: {k: v for k, v in entry.items() if k not in ignored},
     )
-    return hashlib.sha256(json.dumps(timeless, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

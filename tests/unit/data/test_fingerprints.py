@@ -86,15 +86,15 @@ def test_file_that_changes_while_it_is_read_raises(tmp_path, run_prepare):
         run_prepare(path, tmp_path / "out", schema=SCHEMA)
 
 
-def test_hash_of_manifest_ignores_time_only(tmp_path, run_prepare):
+def test_hash_of_manifest_ignores_time_and_folder_only(tmp_path, run_prepare):
     from slipstream_tf.data.readers.prepared import read_manifest
 
     hashes = []
     for name, label, time in (("a", 1, 10), ("b", 1, 20), ("c", 0, 10)):
         (tmp_path / name).mkdir()
         path = tmp_path / name / "data.csv"
-        path.write_text("click,user\n" + f"{label},a\n1,b\n" * 20)
+        path.write_text("click,user\n" + f"{label},a\n1,b\n" * 20 + "x,c\n")
         os.utime(path, ns=(time, time))
-        run_prepare(path, tmp_path / name / "out", schema=SCHEMA)
+        assert run_prepare(path, tmp_path / name / "out", schema=SCHEMA)["bad_lines"] == 1
         hashes.append(fingerprints.of_manifest(read_manifest(tmp_path / name / "out")))
     assert hashes[0] == hashes[1] != hashes[2]
