@@ -13,8 +13,17 @@ import pyarrow as pa
 from slipstream_tf.data.columns import columns_of
 from slipstream_tf.data.csv_format import CsvFormat
 from slipstream_tf.data.readers import text
+from slipstream_tf.data.readers.base import PART_RUN
 from slipstream_tf.data.schema import NONE, Schema
-from slipstream_tf.data.sources import Block, Columns, ParsedRows, Position, Source, table_of
+from slipstream_tf.data.sources import (
+    Block,
+    Columns,
+    ParsedRows,
+    Position,
+    Source,
+    table_of,
+    train_and_test,
+)
 from slipstream_tf.data.spec import require_columns
 
 
@@ -168,6 +177,15 @@ class FormatSource(LineSource):
         rows = parsed.rows
         table = table_of(self.columns, rows.label, rows.dense, rows.keys)
         return ParsedRows(table, parsed.is_good, parsed.reasons)
+
+    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
+        """Returns masks of the training and test rows, the same as of the readers.
+
+        Runs of `PART_RUN` rows are counted per file; shorter runs over all files, because a file
+        may have less than ten rows.
+        """
+        first = block.start.row if self.part_run == PART_RUN else block.start.id
+        return train_and_test(first, block.num_rows, self.part_run)
 
 
 class CsvSource(LineSource):

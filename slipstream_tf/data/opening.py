@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,7 +20,7 @@ from slipstream_tf.data.readers.avazu import HEADER, AvazuFormat
 from slipstream_tf.data.readers.criteo import CriteoFormat
 from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, opening
 from slipstream_tf.data.schema import Schema
-from slipstream_tf.data.sources import Block, ParsedRows, Position, Source, train_and_test
+from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import require_columns
 
 AUTO = "auto"
@@ -44,10 +43,7 @@ class ParquetSource(Source):
     """Reads Parquet files in order, with a schema.
 
     A column that a file lacks may be in its path, as in `country=de/a.parquet`; its values are
-    text.
-
-    The train and test parts are the same as in `ParquetReader`: they depend on the row number over
-    all files.
+    text. The train and test parts are the same as in `ParquetReader`.
     """
 
     name = "table"
@@ -116,13 +112,6 @@ class ParquetSource(Source):
     def parse(self, block: Block) -> ParsedRows:
         columns = {name: block.content.column(name) for name in self._schema.names()}
         return convert(self._schema, columns)
-
-    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
-        """Returns masks of the training and test rows.
-
-        The masks depend on the row number over all files.
-        """
-        return train_and_test(block.start.id, block.num_rows, self.part_run)
 
 
 def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[Block]:

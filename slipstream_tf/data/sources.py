@@ -105,7 +105,7 @@ class Columns:
 class Source:
     """Reads examples from files. Base class; subclasses define the format.
 
-    By default, the part of a row depends on its position in its file.
+    By default, the part of a row depends on its position in all files.
 
     Attributes:
         name: Name of the data set. Presets are selected by this name.
@@ -160,9 +160,7 @@ class Source:
 
         A mask is bool [rows of the block] and covers malformed rows, too.
         """
-        # Count over all files if the runs are short, because a file may have less than ten rows.
-        first = block.start.row if self.part_run == PART_RUN else block.start.id
-        return train_and_test(first, block.num_rows, self.part_run)
+        return train_and_test(block.start.id, block.num_rows, self.part_run)
 
     def line(self, block: Block, row: int) -> tuple[str, int]:
         """Returns the path and line number of a row, for messages.

@@ -67,6 +67,23 @@ def test_small_files_are_counted_together(tmp_path, run_prepare):
     assert parts_of(tmp_path / "out")["test"] == [9, 19]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize(("files", "rows"), [(10, 500), (10, 920), (3, 1_500)])
+def test_runs_are_counted_over_all_files(tmp_path, run_prepare, form, files, rows):
+    paths = []
+    for i in range(files):
+        paths.append(tmp_path / f"{i:02d}.{form}")
+        numbers = range(rows * i, rows * (i + 1))
+        if form == "csv":
+            write(paths[-1], numbers)
+        else:
+            lines = [f'{{"click": {row % 2}, "row": {row}}}\n' for row in numbers]
+            paths[-1].write_text("".join(lines))
+    run_prepare(paths, tmp_path / "out", schema=parse_schema(SCHEMA), shard_rows=300)
+    test = [row for row in range(files * rows) if row // 100 % 10 == 9]
+    assert parts_of(tmp_path / "out")["test"] == test
+
+
 def test_random_split_depends_on_seed_only(tmp_path, run_prepare):
     path = write(tmp_path / "a.csv", range(3_000))
     found = []
