@@ -117,7 +117,8 @@ def find_limits(split: Split, source: Source) -> dict[str, Any]:
         `"valid_from"`, the first times of these parts, for `"time"`.
 
     Raises:
-        ValueError: If the rows have too few different times, or a file is damaged.
+        ValueError: If the rows have too few different times for a part that is not empty, or a file
+            is damaged.
     """
     blocks = (
         block
@@ -151,4 +152,19 @@ def find_limits(split: Split, source: Source) -> dict[str, Any]:
             "and the training part would be empty. Expected a column with more different values, "
             "or smaller fractions."
         )
+    for part, fraction, start, end in (
+        ("test", split.test_fraction, test_from, np.inf),
+        ("valid", split.valid_fraction, valid_from, test_from),
+    ):
+        if fraction and not ((ordered >= start) & (ordered < end)).any():
+            equal = stride * int((ordered == start).sum())
+            reason = (
+                f"{equal:,} of {count:,} rows have the time {start:.17g}, at which it begins"
+                if equal > 1
+                else f"the fraction {fraction:g} of {count:,} rows is too small"
+            )
+            raise ValueError(
+                f"The {part} part by time would be empty, because {reason}. Expected a column with "
+                "more different values, or other fractions."
+            )
     return {"test_from": test_from, "valid_from": valid_from}

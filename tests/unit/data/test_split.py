@@ -154,6 +154,25 @@ def test_equal_times_cannot_be_divided(tmp_path, run_prepare):
         run_prepare(path, tmp_path / "out", schema=schema, split=Split("time"))
 
 
+@pytest.mark.parametrize(
+    ("times", "valid_fraction", "named"),
+    [
+        # 30% of the rows have the last time, and the validation part would begin there.
+        ([0] * 70 + [7] * 30, 0.2, "valid part .* 30 of 100 rows have the time 7, at which"),
+        ([*range(4)], 0.0, "test part .* the fraction 0.1 of 4 rows is too small"),
+        ([*range(100)], 0.001, "valid part .* the fraction 0.001 of 100 rows is too small"),
+    ],
+)
+def test_empty_part_by_time_raises(tmp_path, run_prepare, times, valid_fraction, named):
+    path = write(tmp_path / "a.csv", range(len(times)), times)
+    options = {
+        "schema": parse_schema({**SCHEMA, "time": "time"}),
+        "split": Split("time", valid_fraction=valid_fraction),
+    }
+    with pytest.raises(ValueError, match=named):
+        run_prepare(path, tmp_path / "out", **options)
+
+
 def test_own_files_are_whole_parts(tmp_path):
     paths = [
         write(tmp_path / f"{name}.csv", range(first, first + 50))
