@@ -62,12 +62,15 @@ class ParquetSource(Source):
         """
         self._schema, self.paths = schema, tuple(paths)
         self._rows: list[int] = []
+        self._path_values: list[dict[str, str | None]] = []
         for path in self.paths:
             with _opened(path) as file:
                 found = file.schema_arrow
                 of_path = _values_of_path(path, found.names)
                 require_columns(schema.names(), [*found.names, *of_path], path)
                 self._rows.append(file.metadata.num_rows)
+            used = {name: of_path[name] for name in schema.names() if name in of_path}
+            self._path_values.append(used)
             types = {
                 name: pa.string() if name in of_path else found.field(name).type
                 for name in schema.names()
@@ -89,7 +92,9 @@ class ParquetSource(Source):
         self.size = sum(self._rows)
 
     def describe(self) -> Mapping[str, Any]:
-        return {"format": "parquet", "schema": self._schema.to_dict()}
+        # The manifest contains the names of the files, but not their folders.
+        of_paths = {"path_values": self._path_values} if any(self._path_values) else {}
+        return {"format": "parquet", "schema": self._schema.to_dict(), **of_paths}
 
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         at, path, done = start, self.paths[start.file], sum(self._rows[: start.file])

@@ -293,6 +293,23 @@ def test_other_preparation_in_directory_is_refused_or_replaced(
     assert digests(tmp_path / "out") == digests(tmp_path / "new")
 
 
+def test_renamed_folder_of_partition_is_another_preparation(tmp_path, run_prepare):
+    folder = tmp_path / "data"
+    (folder / "country=de").mkdir(parents=True)
+    table = pa.table({"click": [0, 1] * 10, "user": list(range(20))})
+    pq.write_table(table, folder / "country=de" / "a.parquet")
+    for keys in (["user", "country"], ["user"]):
+        schema, out = parse_schema({"label": "click", "keys": keys}), tmp_path / str(len(keys))
+        first = run_prepare(folder, out, schema=schema)
+        assert run_prepare(folder, out, schema=schema) == first
+    (folder / "country=de").rename(folder / "country=fr")
+    # The schema does not use the column "country".
+    assert run_prepare(folder, tmp_path / "1", schema=schema) == first
+    schema = parse_schema({"label": "click", "keys": ["user", "country"]})
+    with pytest.raises(OtherPreparation, match=r"\(different: path_values\)"):
+        run_prepare(folder, tmp_path / "2", schema=schema)
+
+
 def test_files_of_killed_run_are_removed_and_other_files_kept(
     tmp_path, criteo_lines, run_prepare, digests
 ):
