@@ -260,9 +260,8 @@ def write(
             text = str(error).rstrip(".")
             raise RunError(f"{text}. Remove --strict to skip malformed lines.") from None
         except TooManyBadLinesError as error:
-            raise RunError(
-                f"{error}\nTo use the other lines nevertheless, pass --max_bad_fraction=1."
-            ) from None
+            advice = "\nTo use the other lines nevertheless, pass --max_bad_fraction=1."
+            raise RunError(f"{error}{advice if error.good_lines else ''}") from None
         except (OSError, ValueError) as error:
             raise RunError(str(error)) from None
     print(summary(statistics))

@@ -57,7 +57,13 @@ class OtherPreparation(ValueError):
 
 
 class TooManyBadLinesError(ValueError):
-    """Raised if more lines are malformed than `Options.max_bad_fraction` allows."""
+    """Raised if more lines are malformed than `Options.max_bad_fraction` allows.
+
+    Attributes:
+        good_lines: Number of well-formed lines.
+    """
+
+    good_lines = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -520,7 +526,9 @@ def _require_few_bad_lines(manifest: Mapping[str, Any], max_fraction: float) -> 
         f"The first is {totals['first_bad_line']}.",
         *dict.fromkeys(advice for reason in reasons if (advice := _advice(reason))),
     ]
-    raise TooManyBadLinesError("\n".join(lines))
+    error = TooManyBadLinesError("\n".join(lines))
+    error.good_lines = good
+    raise error
 
 
 def reason_lines(reasons: Mapping[str, int]) -> list[str]:

@@ -308,6 +308,16 @@ def test_parts_are_chosen_by_flags(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--split=time in this run. It requires a --schema with" in capsys.readouterr().err
 
 
+def test_no_well_formed_line_gives_no_advice_to_accept_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_clicks(tmp_path / "clicks.csv", range(50), label="yes")
+    assert run(data, f"--schema={tmp_path / 'clicks.json'}", f"--output={tmp_path / 'out'}") == 1
+    printed = capsys.readouterr().err
+    assert "The data contains no well-formed example. 50 of 50 lines" in printed
+    assert "--max_bad_fraction" not in printed
+
+
 def refuse_to_train(folder: Path, *flags: str) -> int:
     arguments = [f"--data={folder}", "--model=dcn", *flags]
     return run_program(train.make_flags(), train.main, arguments)
