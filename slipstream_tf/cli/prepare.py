@@ -144,7 +144,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         raise UsageError("Missing argument DATA. Expected one or more files of clicks; see --help.")
     _require_effects(values, given)
     import_tensorflow()
-    from slipstream_tf.data.opening import list_files, open_source
+    from slipstream_tf.data.opening import open_source
     from slipstream_tf.data.schema import read_schema
     from slipstream_tf.data.split import Split
 
@@ -159,14 +159,7 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         schema = dataclasses.replace(schema, time=None)
     elif values["split"] == "time" and (schema is None or schema.time is None):
         raise does_nothing("split=time", 'a --schema with "time", the name of a column')
-    with raised_as(UsageError, "Invalid argument DATA: "):
-        files = list_files(values[_DATA], values["format"])
-    parts = [None if values["test"] is None else "train"] * len(files)
-    for part in ("valid", "test"):
-        if values[part] is not None:
-            with raised_as(UsageError, f"Invalid flag --{part}: "):
-                own = list_files(values[part].split(","), values["format"])
-            files, parts = files + own, parts + [part] * len(own)
+    files, parts = _files_and_parts(values)
     split = Split(
         values["split"],
         values["test_fraction"],
@@ -175,6 +168,49 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         tuple(parts) if any(parts) else (),
     )
     write(lambda: open_source(files, values["format"], schema), values, split)
+
+
+def _files_and_parts(values: Mapping[str, Any]) -> tuple[list[str], list[str | None]]:
+    """Returns the files to read, and the part of each, None for a file that is divided.
+
+    The folders of DATA are read without the files of --valid and --test.
+
+    Raises:
+        UsageError: If a file does not exist, or is named twice.
+    """
+    from slipstream_tf.data.opening import list_files
+
+    found: dict[str, list[str]] = {_DATA: [], "valid": [], "test": []}
+    owners: dict[str, str] = {}  # Real path -> the flag or argument that names the file.
+    left_out = []
+    for name in ("valid", "test", _DATA):
+        if values[name] is None:
+            continue
+        is_data = name == _DATA
+        shown = f"argument {name}" if is_data else f"flag --{name}"
+        with raised_as(UsageError, f"Invalid {shown}: "):
+            for path in values[name] if is_data else values[name].split(","):
+                for file in list_files([path], values["format"]):
+                    real = os.path.realpath(file)
+                    if is_data and owners.get(real, shown) != shown and os.path.isdir(path):
+                        left_out.append(file)
+                    elif real in owners:
+                        raise ValueError(
+                            f"{file} is also in the {owners[real]}. Expected each file once."
+                        )
+                    else:
+                        owners[real] = shown
+                        found[name].append(file)
+    if not found[_DATA]:
+        raise UsageError(f"Invalid argument {_DATA}: --valid and --test name all of its files.")
+    if left_out:
+        print(
+            f"{_DATA} is read without the files of --valid and --test in its folders (number: "
+            f"{len(left_out):,}, first: {left_out[0]})."
+        )
+    part_of = {_DATA: None if values["test"] is None else "train", "valid": "valid", "test": "test"}
+    files = [file for own in found.values() for file in own]
+    return files, [part_of[name] for name, own in found.items() for _ in own]
 
 
 def _require_effects(values: Mapping[str, Any], given: frozenset[str]) -> None:

@@ -275,14 +275,15 @@ def write_clicks(path: Path, rows: range, label: Any = None) -> Path:
 def test_parts_are_chosen_by_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_clicks(tmp_path / "clicks.csv", range(1_000))
     other = write_clicks(tmp_path / "other.csv", range(50))
+    third = write_clicks(tmp_path / "third.csv", range(50))
     schema = f"--schema={tmp_path / 'clicks.json'}"
     for number, (flags, inputs) in enumerate(
         {
             ("--split=time", "--test_fraction=0.3"): (700, 0, 300),
             ("--split=time", "--valid_fraction=0.2"): (700, 200, 100),
             ("--split=random", "--split_seed=3"): None,
-            (f"--test={other},{other}",): (1_000, 0, 100),
-            (f"--test={other}", f"--valid={other}"): (1_000, 50, 50),
+            (f"--test={other},{third}",): (1_000, 0, 100),
+            (f"--test={other}", f"--valid={third}"): (1_000, 50, 50),
             (f"--valid={other}",): (900, 50, 100),
         }.items()
     ):
@@ -306,6 +307,34 @@ def test_parts_are_chosen_by_flags(tmp_path: Path, capsys: pytest.CaptureFixture
         assert named in capsys.readouterr().err
     assert run(write_criteo(tmp_path / "a.tsv", 9), "--split=time", "--output=x") == 2
     assert "--split=time in this run. It requires a --schema with" in capsys.readouterr().err
+
+
+def test_files_of_other_parts_are_left_out_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, count in (("a", 400), ("b", 30), ("c", 50)):
+        write_clicks(folder / f"{name}.csv", range(count))
+    monkeypatch.chdir(tmp_path)
+    os.symlink(folder, "link")
+    schema = f"--schema={folder / 'clicks.json'}"
+    flags = (schema, "--format=csv", "--test=link/c.csv", "--valid=data/b.csv")
+    assert run(folder, *flags, "--output=out") == 0
+    printed = capsys.readouterr().out
+    assert "DATA is read without the files of --valid and --test in its folders" in printed
+    assert f"(number: 2, first: {folder / 'b.csv'})." in printed
+    found = json.loads(Path("out/statistics.json").read_text())["inputs"]
+    assert found == {"train": 400, "valid": 30, "test": 50}
+    for arguments, named in (
+        (("data/a.csv", "--test=link/a.csv"), "DATA: data/a.csv is also in the flag --test"),
+        (("data/a.csv", "data"), "data/a.csv is also in the argument DATA"),
+        (("data/a.csv", "--test=data/b.csv,data/b.csv"), "b.csv is also in the flag --test"),
+        (("data/a.csv", "--test=data/b.csv", "--valid=link/b.csv"), "is also in the flag --valid"),
+        (("data", "--test=link"), "DATA: --valid and --test name all of its files"),
+    ):
+        assert run(*arguments, schema, "--format=csv", "--output=out2") == 2
+        assert named in capsys.readouterr().err
 
 
 def test_no_well_formed_line_gives_no_advice_to_accept_all(
