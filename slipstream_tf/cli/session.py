@@ -308,7 +308,7 @@ class Trainer:
         model, data = self._model, self._settings.data
         model.returns_logits = False
         problem = f"The SavedModel of --export={path} cannot be written: "
-        with raised_as(RunError, problem, OSError, RuntimeError, ValueError, tf.errors.OpError):
+        with raised_as(RunError, problem, Exception):
             inputs = export_inputs(data) or flat_specs(resolve(model, None))
             saved_model(model, path, prepared=data if has_schema(data) else None)
         listed = ", ".join(f"{name} ({spec.dtype.name})" for name, spec in inputs.items())
@@ -468,7 +468,7 @@ def export_inputs(data: str) -> dict[str, tf.TensorSpec] | None:
 
     Raises:
         OSError: If the manifest cannot be read.
-        ValueError: If the manifest is damaged, or two columns would have the same input name.
+        ValueError: If the manifest is damaged.
     """
     return flat_specs(RawColumns(data).signature) if has_schema(data) else None
 

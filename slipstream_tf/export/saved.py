@@ -1,6 +1,8 @@
 """Exports a model as a SavedModel that needs only TensorFlow."""
 
 import functools
+import itertools
+import keyword
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -42,7 +44,9 @@ def saved_model(
     The SavedModel has a function `serve` that takes the same inputs as the model, and a signature
     `"serving_default"` with named tensors:
 
-    - Names of nested inputs are joined by `"_"`, for example `"keys_user"`.
+    - Names of nested inputs are joined by `"_"`, for example `"keys_user"`. Names that TensorFlow
+      does not accept or that differ only in case are changed, for example `"größe"` to `"gr__e"`,
+      `"class"` to `"inputs_class"`, and `"user"` beside `"User"` to `"user_2"`.
     - A ragged input or output is passed as two tensors: `"NAME"` (flat values) and
       `"NAME_row_splits"`. The splits of further ragged dimensions are `"NAME_row_splits_1"`, and so
       on.
@@ -274,27 +278,47 @@ def _split_suffixes(ragged_rank: int) -> list[str]:
 def flat_specs(specs: Any) -> dict[str, tf.TensorSpec]:
     """Returns the specs of the signature `"serving_default"`, by input name.
 
-    A ragged or sparse input has one entry for each of its component tensors.
+    A ragged or sparse input has one entry for each of its component tensors. The names are those of
+    `leaves`, changed to what TensorFlow accepts as arguments and as names of ops:
+
+    - Other characters than ASCII letters, digits and `"_"` are replaced by `"_"`.
+    - A name that is a keyword of Python or `"self"`, or that does not start with a letter, starts
+      with `"inputs_"` instead of its leading underscores.
+    - A name that differs from an earlier name at most in case gets the suffix `"_2"`, `"_3"`, and
+      so on. Names that the two rules above do not change come first.
 
     Args:
         specs: The specs of the model's inputs, from `resolve`.
 
-    Raises:
-        ValueError: If two inputs would have the same name.
+    Returns:
+        The specs in the order of `tf.nest.flatten`. The names are unique without regard to case.
     """
+    found = list(leaves(specs, "inputs"))
+    accepted = [_accepted(name) for name, _ in found]
+    parts: dict[int, list[str]] = {}
+    taken: set[str] = set()
+    # Sorting is stable: within the changed and the unchanged names, the order remains.
+    for index in sorted(range(len(found)), key=lambda i: accepted[i] != found[i][0]):
+        for number in itertools.count(1):
+            name = accepted[index] + (f"_{number}" if number > 1 else "")
+            parts[index] = [f"{name}{suffix}" for suffix in _suffixes(found[index][1])]
+            if taken.isdisjoint(part.lower() for part in parts[index]):
+                break
+        taken.update(part.lower() for part in parts[index])
     flat: dict[str, tf.TensorSpec] = {}
-    for name, spec in leaves(specs, "inputs"):
+    for index, (_, spec) in enumerate(found):
         tensors = tf.nest.flatten(spec, expand_composites=True)
-        for suffix, tensor in zip(_suffixes(spec), tensors, strict=True):
-            part = f"{name}{suffix}"
-            if part in flat:
-                allowed = (
-                    "different input names. Characters other than letters and digits are replaced "
-                    "by '_', and the names of nested inputs are joined by '_'"
-                )
-                raise invalid("signature", part, "two inputs of an exported model", allowed)
+        for part, tensor in zip(parts[index], tensors, strict=True):
             flat[part] = tf.TensorSpec(tensor.shape, tensor.dtype, name=part)
     return flat
+
+
+def _accepted(name: str) -> str:
+    """Returns a name that TensorFlow accepts for an argument and an op, see `flat_specs`."""
+    name = re.sub(r"\W", "_", name, flags=re.ASCII)
+    if name[0].isalpha() and not keyword.iskeyword(name) and name != "self":
+        return name
+    return "_".join(filter(None, ("inputs", name.lstrip("_"))))
 
 
 def nested(specs: Any, flat: Mapping[str, tf.Tensor]) -> Any:
