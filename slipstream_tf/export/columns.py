@@ -61,18 +61,13 @@ class RawColumns:
             raise invalid("prepared", os.fspath(folder), "a SavedModel", allowed)
         manifest = read_manifest(folder)
         schema, columns = manifest["source"]["schema"], manifest["columns"]
-        try:
-            self._missing = [str(text) for text in schema["missing"]]
-            # Column -> (kind, separator), in the order of the key columns.
-            self._keys = {key["column"]: (key["kind"], key["separator"]) for key in schema["keys"]}
-            self._logs = {dense["column"]: dense["transform"] == LOG for dense in schema["dense"]}
-            self._types = dict(zip(columns["keys"], columns["key_types"], strict=True))
-            self._lists = frozenset(columns["lists"])
-            self.signature = self._signature()
-        except (KeyError, TypeError, ValueError) as error:
-            place = f"a SavedModel, because its manifest lacks a part of the schema ({error!r})"
-            allowed = "a complete folder. Run slipstream-prepare --overwrite"
-            raise invalid("prepared", os.fspath(folder), place, allowed) from error
+        self._missing: list[str] = schema["missing"]
+        # Column -> (kind, separator), in the order of the key columns.
+        self._keys = {key["column"]: (key["kind"], key["separator"]) for key in schema["keys"]}
+        self._logs = {dense["column"]: dense["transform"] == LOG for dense in schema["dense"]}
+        self._types = dict(zip(columns["keys"], columns["key_types"], strict=True))
+        self._lists = frozenset(columns["lists"])
+        self.signature = self._signature()
 
     def _signature(self) -> dict[str, tf.TypeSpec]:
         """Returns the specs of the columns by name.

@@ -25,6 +25,8 @@ from slipstream_tf.data.spec import PARTS, DenseScale
 
 MANIFEST = "prepared.json"
 FORMAT_VERSION = 3
+KEY_TYPES = ("text", "int64", "uint64")
+"""Types of key columns in the original files."""
 
 _FILE_KINDS: dict[str, Any] = {"file": str, "inputs": int, "clicks": (int, float)}
 _NONE = type(None)
@@ -42,8 +44,12 @@ _SHARD_KINDS: dict[str, Any] = {
     "end": dict.fromkeys(("file", "offset", "row", "id"), int),
 }
 _COLUMNS = {
-    **{"label": str, "dense": list, "keys": list, "lists": list},
+    **{"label": str, "dense": list, "keys": list, "lists": list, "key_types": list},
     **{"tables": (list, _NONE), "standardize": (list, _NONE)},
+}
+_SCHEMA_KINDS: dict[str, Any] = {
+    "keys": {"column": str, "kind": str, "separator": (str, _NONE)},
+    "dense": {"column": str, "transform": str},
 }
 _KINDS: dict[str, Any] = {
     **{
@@ -107,6 +113,12 @@ def _problem(manifest: dict[str, Any]) -> str | None:
     for name in ("dense", "keys", "lists"):
         if not all(isinstance(column, str) for column in columns[name]):
             return f"`columns`: `{name}` is {shown(columns[name])}"
+    types, has_schema = columns["key_types"], "schema" in manifest["source"]
+    count = len(columns["keys"]) if has_schema else 0
+    if len(types) != count or not all(t in KEY_TYPES for t in types):
+        return f"`columns`: `key_types` is {shown(types)}"
+    if has_schema and (wrong := _wrong_schema(manifest["source"]["schema"])) is not None:
+        return f"`source`: `schema`: {wrong}"
     tables = columns.get("tables") or []
     is_text = all(isinstance(table, str) for table in tables)
     if not is_text or len(tables) not in (0, len(columns["keys"])):
@@ -135,6 +147,20 @@ def _problem(manifest: dict[str, Any]) -> str | None:
             file = shard[part]["file"]
             if not re.fullmatch(rf"{part}/[0-9]+\.parquet", file) or shard[part]["inputs"] < 0:
                 return f"{place}: `{part}` is {shown(shard[part])}"
+    return None
+
+
+def _wrong_schema(schema: Any) -> str | None:
+    """Returns the first error in the parts of a schema that exported models need, or None."""
+    lists = dict.fromkeys((*_SCHEMA_KINDS, "missing"), list)
+    if (wrong := _wrong(schema, lists)) is not None:
+        return wrong
+    if not all(isinstance(text, str) for text in schema["missing"]):
+        return f"`missing` is {shown(schema['missing'])}"
+    for name, kinds in _SCHEMA_KINDS.items():
+        for number, column in enumerate(schema[name]):
+            if (wrong := _wrong(column, kinds)) is not None:
+                return f"`{name}[{number}]`: {wrong}"
     return None
 
 

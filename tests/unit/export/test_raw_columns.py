@@ -248,8 +248,16 @@ def test_invalid_prepared_folder_raises(tmp_path):
         slip.export.saved_model(layer, tmp_path / "1", signature={"user": spec}, prepared=folder)
     with pytest.raises(ValueError, match=r"`prepared`.*wrote with --schema"):
         slip.export.saved_model(layer, tmp_path / "1", prepared=tmp_path)
-    manifest = json.loads((tmp_path / "prepared" / "prepared.json").read_text())
-    del manifest["columns"]["key_types"]
-    (tmp_path / "prepared" / "prepared.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"`prepared`.*key_types.*slipstream-prepare --overwrite"):
-        RawColumns(folder)
+    path = tmp_path / "prepared" / "prepared.json"
+    whole = path.read_text()
+    for damage, wrong in (
+        (lambda manifest: manifest["columns"].pop("key_types"), "key_types` is None"),
+        (lambda manifest: manifest["columns"].update(key_types=["x"]), r"key_types` is \['x'\]"),
+        (lambda manifest: manifest["source"]["schema"].pop("missing"), "missing` is None"),
+        (lambda manifest: manifest["source"]["schema"]["keys"][0].pop("kind"), "kind` is None"),
+    ):
+        manifest = json.loads(whole)
+        damage(manifest)
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(ValueError, match=rf"damaged.*`{wrong}.*slipstream-prepare --overwrite"):
+            RawColumns(folder)
