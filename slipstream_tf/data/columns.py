@@ -20,17 +20,21 @@ from slipstream_tf.data.schema import HEX, INTEGER, LOG, STANDARDIZE, TEXT, KeyC
 from slipstream_tf.data.sources import TIME, Columns, ParsedRows
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-# Per kind of key that is parsed as a number: the allowed texts and the base of the digits.
-_EXACT = {
+EXACT = {
     HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
     INTEGER: (re.compile(rb"[0-9]{1,20}|-[0-9]{1,19}"), 10),
 }
+"""Per kind of key that is parsed as a number: pattern of the texts and base of the digits.
+
+Integers must also be in the range of int64 or uint64.
+"""
 _TRUE, _FALSE = [b"true", b"True", b"TRUE"], [b"false", b"False", b"FALSE"]
-_ALLOWED = {
+ALLOWED = {
     TEXT: "text",
     HEX: "1 to 15 hexadecimal digits",
     INTEGER: "an integer of int64 or uint64",
 }
+"""Description of the texts of each kind of key, for errors."""
 
 
 def columns_of(schema: Schema, types: Mapping[str, pa.DataType]) -> Columns:
@@ -156,7 +160,7 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
         result[dense.column] = pa.array(values, from_pandas=True)
     for key in schema.keys:
         keys, is_malformed = _keys(key, columns[key.column], text_missing)
-        allowed = _ALLOWED[key.kind]
+        allowed = ALLOWED[key.kind]
         if not _is_text_like(columns[key.column].type):
             allowed = parquet.ALLOWED_IDS
         refuse(key.column, is_malformed, f"{allowed} or a missing value")
@@ -319,7 +323,7 @@ def _text_ids(kind: str, text: pa.Array) -> tuple[pa.Array, np.ndarray]:
     filled = pc.fill_null(text, b"")
     values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
     values = np.array(values)
-    pattern, base = _EXACT[kind]
+    pattern, base = EXACT[kind]
     for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():
         value = filled[row].as_py()
         parsed = signed(int(value, base)) if pattern.fullmatch(value) else None

@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
+from slipstream_tf.data.columns import ALLOWED, EXACT
 from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
-from slipstream_tf.data.schema import HEX, INTEGER, LOG, TEXT
+from slipstream_tf.data.schema import LOG, TEXT
 from slipstream_tf.data.spec import MISSING_KEY
 from slipstream_tf.ops.features import PADDING_KEY
 from slipstream_tf.ops.text_keys import hash_texts
@@ -22,11 +23,7 @@ from slipstream_tf.ops.text_keys import hash_texts
 MISSING_INTEGER = -(1 << 63)
 """Integer input of a SavedModel that means a missing id."""
 
-# Kind of text -> (pattern, maximum number of digits, base, description)
-_NUMBERS = {
-    INTEGER: ("[0-9]{1,20}|-[0-9]{1,19}", 20, 10, "integers"),
-    HEX: ("[0-9a-fA-F]{1,15}", 15, 16, "1 to 15 hexadecimal digits"),
-}
+_WIDTH = 20  # Maximum number of digits.
 # Value of each digit, by its byte.
 _DIGITS = np.zeros(256, np.int64)
 _DIGITS[list(b"0123456789abcdef")] = range(16)
@@ -95,8 +92,8 @@ class RawColumns:
             columns, `"dense"`, float32 [batch, dense columns].
 
         Raises:
-            tf.errors.InvalidArgumentError: If a text is not a number although the schema reads it
-                as a number.
+            tf.errors.InvalidArgumentError: If a text is not a number, or not in the range of int64
+                and uint64, although the schema reads it as a number.
         """
         keys: Any = {
             name: self._column(name, columns[name], *settings)
@@ -165,19 +162,29 @@ def _parsed(name: str, texts: tf.Tensor, kind: str, is_ignored: tf.Tensor) -> tf
         kind: `INTEGER` or `HEX`.
         is_ignored: bool [n]. Where True, the text may be malformed.
     """
-    pattern, width, base, allowed = _NUMBERS[kind]
-    is_number = tf.strings.regex_full_match(texts, pattern)
-    wrong = tf.boolean_mask(texts, ~(is_number | is_ignored))[:1]
-    message = f"Invalid text in column {name!r}. Expected {allowed}, or a missing value."
-    with tf.control_dependencies([tf.debugging.assert_equal(tf.size(wrong), 0, message)]):
-        digits = tf.strings.regex_replace(texts, "^-", "")
-    lengths = tf.strings.length(digits)
-    codes = tf.io.decode_raw(digits, tf.uint8, fixed_length=width)
+    pattern, base = EXACT[kind]
+    is_number = tf.strings.regex_full_match(texts, pattern.pattern)
+    is_negative = tf.strings.regex_full_match(texts, "-.*")
+    digits = tf.strings.regex_replace(texts, "^-", "")
+    digits = tf.strings.substr(tf.strings.join(["0" * _WIDTH, digits]), -_WIDTH, _WIDTH)
+    codes = tf.io.decode_raw(digits, tf.uint8, fixed_length=_WIDTH)
     values = tf.gather(_DIGITS, tf.cast(codes, tf.int32))
-    number = tf.zeros_like(lengths, tf.int64)
-    for place in range(width):  # Integers of uint64 wrap around, which keeps their 64 bits.
-        number = tf.where(place < lengths, number * base + values[:, place], number)
-    return tf.where(tf.strings.regex_full_match(texts, "-.*"), -number, number)
+    # The number is `high * base**half + low`. Integers of uint64 wrap around, which keeps their 64
+    # bits.
+    half = _WIDTH // 2
+    places = base ** np.arange(half - 1, -1, -1)
+    high, low = (tf.reduce_sum(part * places, 1) for part in (values[:, :half], values[:, half:]))
+    (top, rest), (negative_top, negative_rest) = (
+        divmod(limit, base**half) for limit in ((1 << 64) - 1, 1 << 63)
+    )
+    top = tf.where(is_negative, np.int64(negative_top), np.int64(top))
+    rest = tf.where(is_negative, np.int64(negative_rest), np.int64(rest))
+    is_number &= (high < top) | ((high == top) & (low <= rest))
+    wrong = tf.boolean_mask(texts, ~(is_number | is_ignored))[:1]
+    message = f"Invalid text in column {name!r}. Expected {ALLOWED[kind]}, or a missing value."
+    with tf.control_dependencies([tf.debugging.assert_equal(tf.size(wrong), 0, message)]):
+        number = high * base**half + low
+    return tf.where(is_negative, -number, number)
 
 
 def _number(values: tf.Tensor, is_log: bool) -> tf.Tensor:

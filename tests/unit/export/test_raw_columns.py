@@ -15,6 +15,7 @@ import tensorflow as tf
 import slipstream_tf as slip
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import prepare
+from slipstream_tf.data.readers.hashing import keys_of_ids
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema
 from slipstream_tf.export.columns import MISSING_INTEGER, RawColumns
@@ -234,9 +235,15 @@ def test_text_that_is_no_number_raises(tmp_path):
     (tmp_path / "a.csv").write_text("y,sizes\n" + "1,1 2\n0,3\n" * 9)
     keys = [{"column": "sizes", "as": "integer", "separator": " "}]
     raw = RawColumns(prepared(tmp_path, tmp_path / "a.csv", {"label": "y", "keys": keys}))
-    for text in ("1 x", "1  2 0x1", "12345678901234567890123"):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"column 'sizes'.*integers"):
+    wrong = ("1 x", "1  2 0x1", "12345678901234567890123", "99999999999999999999")
+    for text in (*wrong, str(2**64), "1 " + str(-(2**63) - 1), "-9999999999999999999"):
+        expected = r"column 'sizes'.*an integer of int64 or uint64"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=expected):
             raw.features({"sizes": tf.constant(["5", text])})
+    numbers = [0, 2**64 - 1, 2**63, 2**63 - 1, 10**19, 10**10, -(2**63), 1 - 2**63, -(10**10), -10]
+    keys = raw.features({"sizes": tf.constant([" ".join(map(str, numbers))])})["keys"]["sizes"]
+    ids = np.array([number % 2**64 for number in numbers], np.uint64).view(np.int64)
+    np.testing.assert_array_equal(keys.flat_values, keys_of_ids(ids))
 
 
 def test_invalid_prepared_folder_raises(tmp_path):
