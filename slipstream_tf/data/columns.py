@@ -177,6 +177,24 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     return ParsedRows(table, is_good, dict(sorted(reasons.items())))
 
 
+def missing_numbers(missing: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers that represent a missing value in columns of text.
+
+    Args:
+        missing: Texts that represent a missing value.
+
+    Returns:
+        The texts that `as: integer` reads as ids, int64 [m], and the texts that a dense column
+        reads as numbers, float32 [n].
+    """
+    texts = pa.array([text.encode() for text in missing], pa.binary())
+    none = pa.array([], pa.binary())
+    ids, is_malformed = _text_ids(INTEGER, texts)
+    numbers = [_numbers(texts[i : i + 1], none)[0] for i in range(len(texts))]
+    found = np.concatenate([np.zeros(0, np.float32), *numbers])
+    return ids.to_numpy(zero_copy_only=False)[~is_malformed], found[~np.isnan(found)]
+
+
 def _is_text_like(kind: pa.DataType) -> bool:
     return parquet.is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.data.columns import ALLOWED, EXACT
+from slipstream_tf.data.columns import ALLOWED, EXACT, missing_numbers
 from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
-from slipstream_tf.data.schema import LOG, TEXT
+from slipstream_tf.data.schema import INTEGER, LOG, TEXT
 from slipstream_tf.data.spec import MISSING_KEY
 from slipstream_tf.ops.features import PADDING_KEY
 from slipstream_tf.ops.text_keys import hash_texts
@@ -59,6 +59,10 @@ class RawColumns:
         manifest = read_manifest(folder)
         schema, columns = manifest["source"]["schema"], manifest["columns"]
         self._missing: list[str] = schema["missing"]
+        self._missing_ids, numbers = missing_numbers(self._missing)
+        # Dense columns of Parquet files may be numbers, to which the missing texts do not apply.
+        is_text = manifest["source"].get("format") != "parquet"
+        self._missing_dense = numbers if is_text else numbers[:0]
         # Column -> (kind, separator), in the order of the key columns.
         self._keys = {key["column"]: (key["kind"], key["separator"]) for key in schema["keys"]}
         self._logs = {dense["column"]: dense["transform"] == LOG for dense in schema["dense"]}
@@ -85,7 +89,8 @@ class RawColumns:
 
         Args:
             columns: Values with the specs in `signature`, by column name. A text that the schema
-                lists as missing, `MISSING_INTEGER` and NaN are missing values.
+                lists as missing, `MISSING_INTEGER` and NaN are missing values. If the files contain
+                text, the number of a missing text is a missing value, too.
 
         Returns:
             `"keys"`, int64 [batch, fields] or a dictionary by column, and, if there are dense
@@ -103,7 +108,7 @@ class RawColumns:
             keys = tf.stack(list(keys.values()), axis=1)
         if not self._logs:
             return {"keys": keys}
-        dense = [_number(columns[name], is_log) for name, is_log in self._logs.items()]
+        dense = [self._number(columns[name], is_log) for name, is_log in self._logs.items()]
         return {"dense": tf.stack(dense, axis=1), "keys": keys}
 
     def _column(self, name: str, values: Any, kind: str, separator: str | None) -> Any:
@@ -112,7 +117,10 @@ class RawColumns:
             # As in `slipstream-prepare`, the missing texts do not apply to the items of a list.
             return values.with_flat_values(_keys(name, values.flat_values, TEXT, ()))
         if separator is None:
-            return _keys(name, values, kind, self._missing)
+            missing: Sequence[Any] = self._missing
+            if values.dtype != tf.string:  # The files contain text if the kind is `INTEGER`.
+                missing = self._missing_ids.tolist() if kind == INTEGER else ()
+            return _keys(name, values, kind, missing)
         # A missing list becomes a list of one missing value.
         is_missing = _is_any_of(values, self._missing)
         parts = tf.strings.split(tf.where(is_missing, "", values), sep=separator)
@@ -121,19 +129,30 @@ class RawColumns:
         keys = _keys(name, texts, kind, self._missing)
         return parts.with_flat_values(tf.where(is_missing, np.int64(MISSING_KEY), keys))
 
+    def _number(self, values: tf.Tensor, is_log: bool) -> tf.Tensor:
+        """Returns the transformed numbers of a dense column, float32 [batch].
 
-def _keys(name: str, values: tf.Tensor, kind: str, missing: Sequence[str]) -> tf.Tensor:
+        Missing numbers are NaN, because models fill them.
+        """
+        values = tf.where(_is_any_of(values, self._missing_dense), np.float32(np.nan), values)
+        if not is_log:
+            return values
+        exact = tf.cast(values, tf.float64)
+        return tf.cast(tf.sign(exact) * tf.math.log1p(tf.abs(exact)), tf.float32)
+
+
+def _keys(name: str, values: tf.Tensor, kind: str, missing: Sequence[Any]) -> tf.Tensor:
     """Converts text or integers [n] to keys, int64 [n].
 
     Args:
         name: Name of the column, for errors.
         values: string, int64 or uint64 [n].
         kind: Conversion of text, see `KeyColumn`.
-        missing: Texts that represent a missing value.
+        missing: Texts, or ids as int64, that represent a missing value.
     """
     if values.dtype != tf.string:
         keys = tf.bitcast(values, tf.int64)
-        is_missing = tf.equal(keys, MISSING_INTEGER)
+        is_missing = _is_any_of(keys, [MISSING_INTEGER, *missing])
     else:
         is_missing = _is_any_of(values, missing)
         keys = hash_texts(values) if kind == TEXT else _parsed(name, values, kind, is_missing)
@@ -143,11 +162,11 @@ def _keys(name: str, values: tf.Tensor, kind: str, missing: Sequence[str]) -> tf
     return tf.where(is_missing, np.int64(MISSING_KEY), keys)
 
 
-def _is_any_of(texts: tf.Tensor, missing: Sequence[str]) -> tf.Tensor:
-    """Returns whether each text [n] is one of the missing texts, bool [n]."""
-    is_missing = tf.zeros(tf.shape(texts), tf.bool)
-    for text in missing:
-        is_missing |= tf.equal(texts, text)
+def _is_any_of(values: tf.Tensor, missing: Sequence[Any]) -> tf.Tensor:
+    """Returns whether each value [n] is one of the missing values, bool [n]."""
+    is_missing = tf.zeros(tf.shape(values), tf.bool)
+    for value in missing:
+        is_missing |= tf.equal(values, value)
     return is_missing
 
 
@@ -185,14 +204,3 @@ def _parsed(name: str, texts: tf.Tensor, kind: str, is_ignored: tf.Tensor) -> tf
     with tf.control_dependencies([tf.debugging.assert_equal(tf.size(wrong), 0, message)]):
         number = high * base**half + low
     return tf.where(is_negative, -number, number)
-
-
-def _number(values: tf.Tensor, is_log: bool) -> tf.Tensor:
-    """Returns the transformed numbers of a dense column, float32 [batch].
-
-    NaN stays, because models fill missing numbers.
-    """
-    if not is_log:
-        return values
-    exact = tf.cast(values, tf.float64)
-    return tf.cast(tf.sign(exact) * tf.math.log1p(tf.abs(exact)), tf.float32)

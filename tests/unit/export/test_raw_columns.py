@@ -146,6 +146,46 @@ def test_columns_of_csv_file_equal_prepared_data(bags, tmp_path):
     assert tf.nest.flatten(empty["keys"])[0].shape[0] == 0
 
 
+def test_numbers_of_missing_texts_are_missing(tmp_path):
+    ids = ["0", "-999", "", "7", "-1", "18446744073709551614"]
+    numbers = ["-999", "0", "", "0.1", "1", "-0.1"]
+    columns = {
+        "y": ["0.0", "1"] * 3,
+        "u": ids,
+        "d": numbers,
+        "l": numbers,
+        "row": list(range(1, 7)),
+    }
+    write_csv(tmp_path / "a.csv", columns)
+    keys = [{"column": "u", "as": "integer"}]
+    dense = ["d", {"column": "l", "transform": "log"}, "row"]
+    missing = ["", "0", "-999", "0.1", "18446744073709551614", "NA"]
+    schema = {"label": "y", "keys": keys, "dense": dense, "missing": missing}
+    folder = prepared(tmp_path, tmp_path / "a.csv", schema)
+    values = [int(text or -(2**63)) % 2**64 for text in ids]
+    inputs = {
+        "u": tf.constant(np.array(values, np.uint64).view(np.int64)),
+        "row": tf.range(1.0, 7.0),
+        **{name: tf.constant([float(text or "nan") for text in numbers]) for name in ("d", "l")},
+    }
+    features = RawColumns(folder).features(inputs)
+    moved = keys_of_ids(np.array([-1]))[0]
+    np.testing.assert_array_equal(features["keys"][:, 0], [-2, -2, -2, 7, moved, -2])
+    np.testing.assert_array_equal(np.isnan(features["dense"][:, 0]), [1, 1, 1, 1, 0, 0])
+    assert_equal_features(features, read(folder))
+
+
+def test_numbers_in_parquet_file_are_not_missing_texts(tmp_path):
+    columns = {"y": [0.0, 1.0], "u": [0, 7], "d": [-999.0, 1.0], "row": [1.0, 2.0]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    schema = {"label": "y", "keys": ["u"], "dense": ["d", "row"], "missing": ["0", "-999"]}
+    folder = prepared(tmp_path, tmp_path / "a.parquet", schema)
+    inputs = {name: tf.constant(columns[name], tf.float32) for name in ("d", "row")}
+    features = RawColumns(folder).features({**inputs, "u": tf.constant([0, 7], tf.int64)})
+    np.testing.assert_array_equal(features["keys"], [[0], [7]])
+    assert_equal_features(features, read(folder))
+
+
 def test_columns_of_parquet_file_equal_prepared_data(tmp_path):
     columns = {
         "y": pa.array([1.0, 0.0, 1.0, 0.0]),
