@@ -1,5 +1,6 @@
 """Reads JSON lines as a source: one object per line."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,7 +32,9 @@ class JsonSource(LineSource):
     name = "table"
 
     def __init__(self, schema: Schema, paths: Sequence[str]):
-        """Reads the first lines of the first file, which determine the columns with lists.
+        """Reads the first lines of the files, which determine the columns with lists.
+
+        More lines are read while all values of a key column are null.
 
         Args:
             schema: Meaning of the columns.
@@ -39,16 +42,20 @@ class JsonSource(LineSource):
 
         Raises:
             OSError: If a file cannot be read.
-            ValueError: If the first line is not a JSON object, or the first lines lack a column.
+            ValueError: If the first lines contain no JSON object, or lack a column.
         """
         self._schema = schema
         self._numbers = {dense.column for dense in schema.dense}
         super().__init__(paths)
         first: dict[str, Any] = {}  # The first value that is not null, by column.
-        for record in _first_records(self.paths[0]):
-            for name, value in record.items():
-                if first.get(name) is None:
-                    first[name] = value
+        for path, records in _samples(self.paths):
+            for record in records:
+                for name, value in record.items():
+                    if first.get(name) is None:
+                        first[name] = value
+            require_columns(schema.names(), list(first), path)
+            if all(first[key.column] is not None for key in schema.keys):
+                break
         require_columns(schema.names(), list(first), self.paths[0])
         self._types = {
             name: pa.list_(pa.binary()) if isinstance(first[name], list) else pa.binary()
@@ -60,11 +67,7 @@ class JsonSource(LineSource):
         return {"format": "json", "schema": self._schema.to_dict()}
 
     def read_header(self, path: str, first_line: bytes) -> None:
-        if first_line:
-            try:
-                _record(first_line)
-            except ValueError as error:
-                raise ValueError(f"{path}:1: {error}.") from None
+        """Does nothing, because the files have no header."""
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
         several = lines.removesuffix(b"\n").split(b"\n")
@@ -101,18 +104,34 @@ class JsonSource(LineSource):
             raise ValueError(f"{name} is {shown(value)}; expected {expected}") from None
 
 
-def _first_records(path: str) -> Iterator[dict[str, Any]]:
-    """Yields the objects in the first lines of a file, except malformed ones."""
-    with text.open_text(path) as (file, _):
-        try:
-            lines, _ = next(text.whole_lines(file), (b"", 0))
-        except text.DAMAGES as error:
-            raise ValueError(f"{path}: the file is damaged at its beginning: {error}") from error
-    for line in lines.split(b"\n", _SAMPLE_LINES)[:_SAMPLE_LINES]:
-        try:
-            yield _record(line)
-        except ValueError:
-            continue
+def _samples(paths: Sequence[str]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yields the path and objects of at most `_SAMPLE_LINES` lines at a time.
+
+    Empty and malformed lines are left out.
+
+    Raises:
+        ValueError: If the first lines contain no object or begin with a JSON array.
+    """
+    is_first = True
+    for path in paths:
+        with text.open_text(path) as (file, _), text.naming_damage(path, lambda: "in its lines"):
+            for block, _ in text.whole_lines(file):
+                several = block.split(b"\n")
+                for begin in range(0, len(several), _SAMPLE_LINES):
+                    lines = [v for v in several[begin : begin + _SAMPLE_LINES] if v.rstrip(b"\r")]
+                    records = []
+                    for line in lines:
+                        with contextlib.suppress(ValueError):
+                            records.append(_record(line))
+                    if is_first and lines and (not records or lines[0].startswith(b"[")):
+                        try:
+                            _record(lines[0])
+                        except ValueError as error:
+                            number = several.index(lines[0]) + 1
+                            raise ValueError(f"{path}:{number}: {error}.") from None
+                    if lines:
+                        is_first = False
+                        yield path, records
 
 
 def _record(line: bytes) -> dict[str, Any]:

@@ -76,30 +76,25 @@ class LineSource(Source):
     def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
         path, at = self.paths[start.file], start
         done = sum(self._bytes[: start.file])
-        with text.open_text(path) as (file, stored):
+        place = lambda: f"after line {at.row + self.header_lines}"  # noqa: E731
+        with text.open_text(path) as (file, stored), text.naming_damage(path, place):
             # Note: seeking in a compressed file decompresses all data before the offset again.
-            try:
-                if at.offset:
-                    file.seek(at.offset)
-                elif self.header_lines:
-                    file.readline(text.MAX_LINE_BYTES)
-                at = Position(at.file, file.tell(), at.row, at.id)
-                for lines, num_bytes in text.whole_lines(file):
-                    end = at.offset + num_bytes
-                    first_rows = at.rows_left(piece_rows)
-                    for first, last, rows in _cut(lines, first_rows, piece_rows):
-                        offset = end - (len(lines) - last)
-                        after = Position(at.file, offset, at.row + rows, at.id + rows)
-                        # Progress in compressed bytes, the unit of the file size.
-                        read = offset if file is stored else stored.tell()
-                        content = lines[first:last]
-                        yield Block(at, after, content, done + min(read, self._bytes[at.file]))
-                        at = after
-            except text.DAMAGES as error:
-                line = at.row + self.header_lines
-                raise ValueError(
-                    f"{path}: the file is damaged after line {line}: {error}"
-                ) from error
+            if at.offset:
+                file.seek(at.offset)
+            elif self.header_lines:
+                file.readline(text.MAX_LINE_BYTES)
+            at = Position(at.file, file.tell(), at.row, at.id)
+            for lines, num_bytes in text.whole_lines(file):
+                end = at.offset + num_bytes
+                first_rows = at.rows_left(piece_rows)
+                for first, last, rows in _cut(lines, first_rows, piece_rows):
+                    offset = end - (len(lines) - last)
+                    after = Position(at.file, offset, at.row + rows, at.id + rows)
+                    # Progress in compressed bytes, the unit of the file size.
+                    read = offset if file is stored else stored.tell()
+                    content = lines[first:last]
+                    yield Block(at, after, content, done + min(read, self._bytes[at.file]))
+                    at = after
 
 
 def first_line(path: str) -> bytes:
@@ -111,11 +106,8 @@ def first_line(path: str) -> bytes:
         OSError: If the file cannot be read.
         ValueError: If the file is damaged, or in UTF-16.
     """
-    with text.open_text(path) as (file, _):
-        try:
-            line = file.readline(text.MAX_LINE_BYTES)
-        except text.DAMAGES as error:
-            raise ValueError(f"{path}: the file is damaged at its beginning: {error}") from error
+    with text.open_text(path) as (file, _), text.naming_damage(path, lambda: "at its beginning"):
+        line = file.readline(text.MAX_LINE_BYTES)
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ValueError(
             f"{path}: the file is in UTF-16. Expected UTF-8 or another encoding that contains "

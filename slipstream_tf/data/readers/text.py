@@ -13,9 +13,10 @@ import gzip
 import itertools
 import lzma
 import os
+import posixpath
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +31,8 @@ BLOCK_BYTES = 4 << 20
 BLOCK_LINES = 1 << 16
 # Longer lines are malformed and are truncated, so that a file without line ends fits into memory.
 MAX_LINE_BYTES = 1 << 20
-# Errors of a damaged compressed file. Some modules raise OSError.
+# Errors of a damaged compressed file. Some modules raise OSError, without `errno`; one with it is
+# an error of the system, see `naming_damage`.
 DAMAGES = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip")
 NEWLINE = 10
@@ -295,20 +297,48 @@ def open_text(path: str) -> Iterator[tuple[Any, Any]]:
         yield file, stored
 
 
+@contextlib.contextmanager
+def naming_damage(path: str, place: Callable[[], str]) -> Iterator[None]:
+    """Names the file in errors that are raised while it is read.
+
+    Args:
+        path: Path of the file.
+        place: Returns where the file is damaged, for example "after line 7".
+
+    Raises:
+        OSError: If the system cannot read the file, for example because a network fails.
+        ValueError: If the content of the file is damaged.
+    """
+    try:
+        yield
+    except DAMAGES as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or path
+            raise
+        raise ValueError(f"{path}: the file is damaged {place()}: {error}") from error
+
+
 def _member(path: str, stored: Any) -> Any:
     """Opens the only file of a .zip file."""
     try:
         archive = zipfile.ZipFile(stored)
-        # macOS adds files with metadata.
-        names = [n for n in archive.namelist() if not n.endswith("/") and "__MACOSX/" not in n]
+        names = [n for n in archive.namelist() if not n.endswith("/") and not _is_metadata(n)]
         if len(names) == 1:
             return archive.open(names[0])
     except (zipfile.BadZipFile, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or path
+            raise
         raise ValueError(f"{path}: the .zip file cannot be read: {error}") from error
     raise ValueError(
         f"{path}: the .zip file contains {len(names)} files: {names[:10]}. Expected one. Extract "
         "it and pass the files."
     )
+
+
+def _is_metadata(name: str) -> bool:
+    """Returns whether a system added a file to a .zip file, for example .DS_Store of macOS."""
+    return any(part.startswith((".", "__MACOSX")) for part in posixpath.normpath(name).split("/"))
 
 
 def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
@@ -338,15 +368,12 @@ def whole_lines(file: Any) -> Iterator[tuple[bytes, int]]:
 def _blocks(path: str) -> Iterator[list[bytes]]:
     """Yields lists of at most `BLOCK_LINES` lines, without line ends."""
     count = 0
-    with open_text(path) as (file, _):
-        try:
-            for block, _ in whole_lines(file):
-                lines = _split(block)
-                count += len(lines)
-                for begin in range(0, len(lines), BLOCK_LINES):
-                    yield lines[begin : begin + BLOCK_LINES]
-        except DAMAGES as error:
-            raise ValueError(f"{path}: the file is damaged after line {count}: {error}") from error
+    with open_text(path) as (file, _), naming_damage(path, lambda: f"after line {count}"):
+        for block, _ in whole_lines(file):
+            lines = _split(block)
+            count += len(lines)
+            for begin in range(0, len(lines), BLOCK_LINES):
+                yield lines[begin : begin + BLOCK_LINES]
 
 
 class TextReader(BatchReader):

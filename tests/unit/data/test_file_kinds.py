@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
+import io
 import json
 import lzma
 import os
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from slipstream_tf.data import json_source
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.criteo import CriteoReader
@@ -92,6 +95,27 @@ def test_damaged_compressed_csv_is_named(tmp_path, end):
     path.write_bytes(b"click,user,ad\n")
     with pytest.raises(ValueError, match=f"a.csv{end}"):
         read(path)
+
+
+@pytest.mark.parametrize("other", [".DS_Store", "data/._a.csv", "__MACOSX/a.csv", ".git/a"])
+def test_hidden_files_in_zip_are_ignored(tmp_path, other):
+    zipped(tmp_path / "a.zip", other, "./data/a.csv")
+    assert read(tmp_path / "a.zip") == (expected(), [])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.bz2", "a.csv.xz"])
+def test_errors_of_the_system_are_not_reported_as_damage(tmp_path, monkeypatch, name):
+    (tmp_path / name).write_bytes(b"click,user,ad\n1,u1,1\n")
+
+    class Failing(io.BytesIO):
+        def read(self, *_):
+            raise OSError(errno.EIO, "Input/output error")
+
+        readline = readinto = read
+
+    monkeypatch.setattr(text, "open", lambda *_: Failing(), raising=False)
+    with pytest.raises(OSError, match=f"Input/output error.*{name}"):
+        read(tmp_path / name)
 
 
 def test_zip_with_other_than_one_file_is_refused(tmp_path):
@@ -200,6 +224,37 @@ def test_malformed_json_lines_are_named_and_others_kept(tmp_path):
     for (_, reason), named in zip(reasons, bad.values(), strict=True):
         with pytest.raises(ValueError, match=named):
             raise ValueError(reason)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_json_lists_after_nulls_are_read(tmp_path, monkeypatch, several):
+    monkeypatch.setattr(json_source, "_SAMPLE_LINES", 2)
+    lines = [{"click": 0, "user": None, "tags": None, "price": None} for _ in range(5)]
+    lines += [{"click": 1, "user": "a", "tags": ["b", "c"], "price": 2}]
+    files = [lines[:5], lines[5:]] if several else [lines]
+    for i, part in enumerate(files):
+        content = "".join(json.dumps(line) + "\n" for line in part)
+        (tmp_path / f"{i}.jsonl").write_text(content)
+    rows, reasons = read(tmp_path, JSON_SCHEMA)
+    a, b, c = (hash_string(v) for v in (b"a", b"b", b"c"))
+    assert not reasons and len(rows) == 6
+    assert rows[0] == {"click": 0, "user": None, "tags": None, "price": None}
+    assert rows[5] == {"click": 1, "user": a, "tags": [b, c], "price": 2}
+
+
+def test_json_column_of_nulls_makes_no_line_malformed(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"click": 1, "user": "a", "tags": null, "price": 1}\n' * 3)
+    rows, reasons = read(tmp_path, JSON_SCHEMA)
+    assert not reasons and [row["tags"] for row in rows] == [None] * 3
+
+
+def test_empty_json_files_and_partial_first_lines_are_allowed(tmp_path):
+    good = '{"click": 1, "user": "a", "tags": ["b"], "price": 1}\n'
+    for name, content in (("a", ""), ("b", "\r\n\n"), ("c", f'er": 1}}\n{good}'), ("d", "x\n")):
+        (tmp_path / f"{name}.jsonl").write_text(content)
+    rows, reasons = read(tmp_path, JSON_SCHEMA)
+    assert len(rows) == 1 and rows[0]["tags"] == [hash_string(b"b")]
+    assert [line for line, _ in reasons] == [1, 1]
 
 
 @pytest.mark.parametrize(
