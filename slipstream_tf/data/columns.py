@@ -94,7 +94,7 @@ def _require_same_ids(
     """Raises ValueError if columns share a table, but equal values would have other keys."""
     first: dict[str, tuple[str, str]] = {}
     for key, table in zip(schema.keys, tables, strict=True):
-        ids = _id_type(key, types[key.column])
+        ids = id_type(key, types[key.column])
         column, expected = first.setdefault(table, (key.column, ids))
         if ids != expected:
             raise ValueError(
@@ -103,7 +103,8 @@ def _require_same_ids(
             )
 
 
-def _id_type(key: KeyColumn, kind: pa.DataType) -> str:
+def id_type(key: KeyColumn, kind: pa.DataType) -> str:
+    """Returns the type of the ids of a column. Equal values have equal ids if it is the same."""
     if parquet.is_list(kind):
         kind = kind.value_type
     if _is_text_like(kind):

@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from absl import logging
 
 from slipstream_tf._utils.errors import require_choice
-from slipstream_tf.data.columns import columns_of, convert
+from slipstream_tf.data.columns import columns_of, convert, id_type
 from slipstream_tf.data.json_source import JsonSource
 from slipstream_tf.data.line_source import CsvSource, FormatSource, first_line
 from slipstream_tf.data.readers import text
@@ -36,7 +37,7 @@ _UNREAD = (
     "are not read, because their columns have no names. Prepare the original data, or write JSON "
     'lines or Parquet first. "Your own data" in the documentation has a program for it.'
 )
-_LIBFFM = re.compile(rb"[-+]?[0-9.]+([ \t]+[0-9]+(:[0-9]+)?:[-+0-9.eE]+)+\s*")
+_LIBFFM = re.compile(rb"[-+]?[0-9.]+([ \t]+[0-9]+(:[0-9]+)?:[-+0-9.eE]+){2,}\s*")
 
 
 class ParquetSource(Source):
@@ -58,11 +59,13 @@ class ParquetSource(Source):
         Raises:
             OSError: If a file cannot be read.
             ValueError: If a file is not a Parquet file, a column is missing, the type of a column
-                does not fit its use, or the files differ in the columns that are lists or text.
+                does not fit its use, or the files differ in the columns that are lists or text,
+                or in the type of their ids.
         """
         self._schema, self.paths = schema, tuple(paths)
         self._rows: list[int] = []
         self._path_values: list[dict[str, str | None]] = []
+        first_ids: dict[str, str] = {}
         for path in self.paths:
             with _opened(path) as file:
                 found = file.schema_arrow
@@ -89,6 +92,14 @@ class ParquetSource(Source):
                             f"{path}: the {kind[:-1]} columns are {list(own)}; expected "
                             f"{list(expected)}, as in {self.paths[0]}."
                         )
+            for key in schema.keys:
+                own_ids = id_type(key, types[key.column])
+                ids = first_ids.setdefault(key.column, own_ids)
+                if own_ids != ids:
+                    raise ValueError(
+                        f"{path}: the ids of the column {key.column!r} are {own_ids}; expected "
+                        f"{ids}, as in {self.paths[0]}."
+                    )
         self.size = sum(self._rows)
 
     def describe(self) -> Mapping[str, Any]:
@@ -183,7 +194,7 @@ def open_source(
         paths: Files in reading order. A folder is replaced by its data files, at any depth, in the
             order of their paths.
         kind: One of `FORMATS`, or `"auto"` to detect the format by the name or the first line of
-            the first file.
+            the first file. All files must then have this format.
         schema: Meaning of the columns. Not allowed for `"criteo"` and `"avazu"`, else
             required.
 
@@ -192,11 +203,13 @@ def open_source(
 
     Raises:
         OSError: If a file cannot be read.
-        ValueError: If the format is unknown, or a schema is missing or not allowed.
+        ValueError: If the format is unknown or differs between files, or a schema is missing or
+            not allowed.
     """
     require_choice("format", kind, (AUTO, *FORMATS))
     files = list_files(paths, kind)
     if kind == AUTO:
+        _require_same_kind(files)
         kind = _recognised(files[0], schema is not None)
     if (schema is None) == (kind in _WITH_SCHEMA):
         need = "requires a schema" if schema is None else "does not accept a schema"
@@ -244,6 +257,14 @@ def _files(path: str, kind: str) -> list[str]:
             f"The folder {path!r} contains no data files. Expected names that end with {ends}, "
             f"and for text also {', '.join(text.COMPRESSIONS)}."
         )
+    if ignored := found.get(""):
+        logging.warning(
+            "%s: %d files are ignored, because their names have no known end, for example %s. "
+            "Pass them as files to read them.",
+            path,
+            len(ignored),
+            ignored[0],
+        )
     return found[several[0]]
 
 
@@ -252,6 +273,17 @@ def _kind(name: str) -> str:
     stem, end = os.path.splitext(name.lower())
     name = stem if end in text.COMPRESSIONS else name.lower()
     return next((kind for kind, ends in _ENDS.items() if name.endswith(ends)), "")
+
+
+def _require_same_kind(files: Sequence[str]) -> None:
+    """Raises ValueError if the names of files have different formats."""
+    kinds = [_kind(file) if _kind(file) in ("parquet", "json") else "text" for file in files]
+    for file, kind in zip(files, kinds, strict=True):
+        if kind != kinds[0]:
+            raise ValueError(
+                f"{files[0]} is a {kinds[0]} file, but {file} is a {kind} file. Expected files of "
+                "the same format. Convert one, or choose a format with --format."
+            )
 
 
 def _recognised(path: str, has_schema: bool) -> str:

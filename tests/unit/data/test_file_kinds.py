@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import datetime
 import errno
 import gzip
 import io
@@ -14,6 +15,7 @@ import zipfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from absl import logging
 
 from slipstream_tf.data import json_source
 from slipstream_tf.data.opening import open_source
@@ -287,3 +289,48 @@ def test_files_without_column_names_are_refused_with_advice(tmp_path, name, cont
     for schema in (SCHEMA, None):
         with pytest.raises(ValueError, match=f'{named}.*JSON lines or Parquet.*"Your own data"'):
             read(tmp_path / name, schema)
+
+
+@pytest.mark.parametrize("line", ["1 12:30", "3\t10:15"])
+def test_label_and_time_of_day_are_not_libffm(tmp_path, line):
+    (tmp_path / "a.txt").write_text(f"{line}\n")
+    schema = {"label": {"column": "y", "positive_from": 1}, "keys": ["k"], "columns": ["y", "k"]}
+    rows, _ = read(tmp_path / "a.txt", {**schema, "delimiter": line[1]})
+    assert rows == [{"y": 1, "k": hash_string(line[2:].encode())}]
+
+
+@pytest.mark.parametrize(("other", "kind"), [("m.parquet", "parquet"), ("m.jsonl", "json")])
+def test_files_of_different_kinds_are_refused(tmp_path, other, kind):
+    for name in ("m.csv", other):
+        (tmp_path / name).write_text("\n".join(LINES))
+    paths = [str(tmp_path / name) for name in ("m.csv", other)]
+    with pytest.raises(ValueError, match=f"m.csv is a text file, but .*{other} is a {kind} file"):
+        open_source(paths, "auto", parse_schema(SCHEMA))
+    assert open_source(paths, "csv", parse_schema(SCHEMA))[1] == paths
+    with pytest.raises(ValueError, match=f"{other} is a {kind} file, but .*m.csv is a text file"):
+        open_source(paths[::-1], "auto", parse_schema(SCHEMA))
+
+
+def test_parquet_files_with_other_ids_are_refused(tmp_path):
+    dates = pa.array([datetime.date(2024, 1, 1)])
+    schema = {"label": "y", "keys": ["day"]}
+    kinds = (pa.timestamp("us"), pa.timestamp("ms"), pa.date32())
+    for i, kind in enumerate(kinds):
+        pq.write_table(pa.table({"y": [1], "day": dates.cast(kind)}), tmp_path / f"{i}.parquet")
+    with pytest.raises(ValueError, match=r"2\.parquet: the ids .* 'day' are date32; exp"):
+        read(tmp_path, schema)
+    (tmp_path / "2.parquet").unlink()
+    assert [row["day"] for row in read(tmp_path, schema)[0]] == [1704067200000000] * 2
+
+
+def test_ignored_files_of_a_folder_are_reported(tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: messages.append(text % values))
+    (tmp_path / "a.csv").write_text("\n".join(LINES))
+    (tmp_path / "_SUCCESS").write_text("")
+    assert read(tmp_path) == (expected(), []) and not messages
+    for other in ("part-00001", "c.csv.zst"):
+        (tmp_path / other).write_text("x")
+    assert read(tmp_path) == (expected(), [])
+    assert len(messages) == 1 and "2 files are ignored" in messages[0]
+    assert "c.csv.zst" in messages[0]
