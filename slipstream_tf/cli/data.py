@@ -94,8 +94,8 @@ def facts_of(data: str) -> DataFacts:
 
     with _refusing(data):
         facts = _facts(registry.open_data(data, part="train", batch_size=1))
-        count = _estimated_inputs(data, 1 - _TEST_FRACTION)
-        return dataclasses.replace(facts, num_examples=count)
+        estimated = _estimated_inputs(data, 1 - _TEST_FRACTION)
+        return dataclasses.replace(facts, num_examples=estimated)
 
 
 def _counts(manifest: Mapping[str, Any], part: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ SavedModel can take the values of the original files.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,7 @@ def _keys(name: str, values: tf.Tensor, kind: str, missing: Sequence[Any]) -> tf
     return tf.where(is_missing, np.int64(MISSING_KEY), keys)
 
 
-def _is_any_of(values: tf.Tensor, missing: Sequence[Any]) -> tf.Tensor:
+def _is_any_of(values: tf.Tensor, missing: Iterable[Any]) -> tf.Tensor:
     """Returns whether each value [n] is one of the missing values, bool [n]."""
     is_missing = tf.zeros(tf.shape(values), tf.bool)
     for value in missing:
