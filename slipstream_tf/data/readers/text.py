@@ -9,6 +9,7 @@ columns, at most `MAX_LINE_BYTES` bytes and no carriage return.
 import bz2
 import contextlib
 import dataclasses
+import errno
 import gzip
 import itertools
 import lzma
@@ -312,10 +313,20 @@ def naming_damage(path: str, place: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except DAMAGES as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            error.filename = error.filename or path
+        if _is_of_system(error, path):
             raise
         raise ValueError(f"{path}: the file is damaged {place()}: {error}") from error
+
+
+def _is_of_system(error: Exception, path: str) -> bool:
+    """Returns whether the system raised an error, which then names the path.
+
+    In a damaged .zip file, `zipfile` seeks before the beginning, which is EINVAL.
+    """
+    if not isinstance(error, OSError) or error.errno in (None, errno.EINVAL):
+        return False
+    error.filename = error.filename or path
+    return True
 
 
 def _member(path: str, stored: Any) -> Any:
@@ -326,8 +337,7 @@ def _member(path: str, stored: Any) -> Any:
         if len(names) == 1:
             return archive.open(names[0])
     except (zipfile.BadZipFile, RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            error.filename = error.filename or path
+        if _is_of_system(error, path):
             raise
         raise ValueError(f"{path}: the .zip file cannot be read: {error}") from error
     raise ValueError(
