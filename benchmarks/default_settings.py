@@ -32,7 +32,7 @@ import tuning
 from absl import app, flags
 
 MODELS = ("dlrm", "dcn", "deepfm")
-ALLOWED = 0.01  # Of test AUC, below the best model.
+ALLOWED = 0.01  # Maximum difference in test AUC from the best model.
 
 _TRIALS = flags.DEFINE_integer("trials_per_model", 20, "Number of trials per model.", lower_bound=1)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the evaluated runs.")

@@ -64,9 +64,8 @@ class ParsedRows:
 
     Attributes:
         table: The well-formed rows. Label and dense columns are float32. Each categorical field is
-            a column of int64 ids or of lists of ids, with null for missing values.
-            a column of int64 or of lists of int64. If the schema has a time column, the float64
-            column `TIME` contains it.
+            a column of int64 ids or of lists of ids, with null for missing values. If the schema
+            has a time column, the float64 column `TIME` contains it.
         is_good: bool [rows of the block]: True for rows in `table`.
         reasons: Errors of the malformed rows, by row of the block, ascending. A row that is in
             neither `table` nor `reasons` is an empty line.

@@ -1,7 +1,7 @@
 """Streams Parquet files or folders into batches.
 
-Key columns contain ids or text, see `to_ids`. If a column contains
-lists, the keys are a dictionary by field, with a RaggedTensor for each column of lists.
+Key columns contain ids or text, see `to_ids`. If a column contains lists, the keys are a dictionary
+by field, with a RaggedTensor for each column of lists.
 """
 
 import contextlib

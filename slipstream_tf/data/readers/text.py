@@ -18,7 +18,7 @@ import posixpath
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -313,20 +313,18 @@ def naming_damage(path: str, place: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except DAMAGES as error:
-        if _is_of_system(error, path):
-            raise
-        raise ValueError(f"{path}: the file is damaged {place()}: {error}") from error
+        _raise_damage(error, path, f"the file is damaged {place()}")
 
 
-def _is_of_system(error: Exception, path: str) -> bool:
-    """Returns whether the system raised an error, which then names the path.
+def _raise_damage(error: Exception, path: str, message: str) -> NoReturn:
+    """Raises an error of the system with the path, and other errors as a ValueError.
 
     In a damaged .zip file, `zipfile` seeks before the beginning, which is EINVAL.
     """
-    if not isinstance(error, OSError) or error.errno in (None, errno.EINVAL):
-        return False
-    error.filename = error.filename or path
-    return True
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        error.filename = error.filename or path
+        raise error
+    raise ValueError(f"{path}: {message}: {error}") from error
 
 
 def _member(path: str, stored: Any) -> Any:
@@ -337,9 +335,7 @@ def _member(path: str, stored: Any) -> Any:
         if len(names) == 1:
             return archive.open(names[0])
     except (zipfile.BadZipFile, RuntimeError, OSError) as error:
-        if _is_of_system(error, path):
-            raise
-        raise ValueError(f"{path}: the .zip file cannot be read: {error}") from error
+        _raise_damage(error, path, "the .zip file cannot be read")
     raise ValueError(
         f"{path}: the .zip file contains {len(names)} files: {names[:10]}. Expected one. Extract "
         "it and pass the files."
