@@ -21,8 +21,10 @@ BAZEL_FLAGS ?= --color=no --noshow_progress
 # Two pip processes disturb each other in one environment.
 .NOTPARALLEL:
 
-# Python compiles the modules that it imports. Without this, pip compiles all modules of TensorFlow. pip
-# inverts the value: 0 enables --no-compile.
+# Python compiles the modules that it imports and stores the bytecode, which an image can disable with
+# this variable. Without the second one, pip compiles all modules of TensorFlow. pip inverts the value:
+# 0 enables --no-compile.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_NO_COMPILE := 0
 
 SHELL := /bin/bash
