@@ -166,7 +166,9 @@ class Trainer:
             )
             model = self._model
             self._predict = tf.function(
-                lambda features: model(features, training=False), reduce_retracing=True
+                lambda features: model(features, training=False),
+                autograph=False,
+                reduce_retracing=True,
             )
             self._test = self._measured_part(self._parts.test)
             self._exchanged = totals.Exchanged(self._stores, comm)

@@ -18,6 +18,8 @@ KEYS = "keys"
 NEXT_KEYS = "next_keys"
 """Name of the feature with the keys of the next batch."""
 _BATCH_SIZE = CollectiveNames("scale_loss")
+# AutoGraph would take longer to convert these functions than TensorFlow takes to trace them.
+_without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def element_of(spec: Any, parts: tuple[Any, ...]) -> Any:
@@ -42,9 +44,10 @@ def map_in_step(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.da
 
     Args:
         dataset: The dataset.
-        function: A function as for `dataset.map`.
+        function: A function as for `dataset.map`, without Python control flow on tensors.
     """
 
+    @_without_autograph
     def apply(*parts: Any) -> Any:
         # The timestamp is unused. Reading it counts as a side effect, therefore tf.data does not
         # run ahead.
@@ -164,7 +167,8 @@ def pad_to_equal_steps(
         return element, tf.stack([tf.constant(is_real, tf.int64), rows])
 
     real = map_in_step(dataset, lambda *parts: with_counts(loosen(element_of(spec, parts)), 1))
-    empty = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: with_counts(loosen(filler), 0))
+    padding = _without_autograph(lambda _: with_counts(loosen(filler), 0))
+    empty = tf.data.Dataset.from_tensors(0).repeat().map(padding)
 
     def ask(element: Any, own: tf.Tensor) -> Any:
         every = comm.sum(own, "control", name)
@@ -173,12 +177,15 @@ def pad_to_equal_steps(
             element = note(element, tf.cast(fraction, tf.float32))
         return element, every[0]
 
-    together = real.concatenate(empty).map(ask).take_while(lambda _, count: count > 0)
+    # `note` can be the user's function.
+    asked = real.concatenate(empty).map(ask if note else _without_autograph(ask))
+    together = asked.take_while(_without_autograph(lambda _, count: count > 0))
     options = tf.data.Options()
     options.deterministic = True
     return map_in_step(together, lambda element, _: element).with_options(options)
 
 
+@_without_autograph
 def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tensor:
     """Scales a rank's loss so that averaged gradients weight all examples equally.
 
@@ -260,6 +267,7 @@ def prefetch_keys(dataset: tf.data.Dataset) -> tf.data.Dataset:
     end = loosen(no_inputs(spec, "prefetch_keys"))
     batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))
 
+    @_without_autograph
     def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:
         whole = tf.nest.pack_sequence_as(element, before, expand_composites=True)
         features = {**_features(whole), NEXT_KEYS: _features(element)[KEYS]}

@@ -57,6 +57,8 @@ class GradientExchange:
         self._names = names
         self._nothing: dict[str, KeySet] = {}
 
+    # AutoGraph of the user's step would otherwise convert all that this method calls.
+    @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """Returns the averaged gradients, after the policies of watched tables.
 

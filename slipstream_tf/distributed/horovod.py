@@ -149,6 +149,7 @@ class HorovodCommunicator:
             self._bytes = tf.Variable(tf.zeros([len(comm.KINDS)], tf.int64), trainable=False)
             self._zero = tf.Variable(0, trainable=False)
 
+    @tf.autograph.experimental.do_not_convert
     def sum(self, tensor: Any, kind: comm.Kind, name: str) -> tf.Tensor:
         """Sums a tensor over the ranks."""
         tensor = self._never_constant(tensor)
@@ -157,12 +158,14 @@ class HorovodCommunicator:
         with tf.control_dependencies([self._count(nbytes, kind, name)]):
             return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name, **_AS_NAMED)
 
+    @tf.autograph.experimental.do_not_convert
     def gather(self, tensor: Any, kind: comm.Kind, name: str) -> tf.Tensor:
         """Concatenates the tensors of all ranks, rank 0 first."""
         tensor = self._never_constant(tensor)
         with tf.control_dependencies([self._count(_nbytes(tensor), kind, name, self.size - 1)]):
             return self._hvd.allgather(tensor, name=name, **_AS_NAMED)
 
+    @tf.autograph.experimental.do_not_convert
     def exchange(
         self, tensor: Any, splits: Any, kind: comm.Kind, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -173,6 +176,7 @@ class HorovodCommunicator:
         with tf.control_dependencies([self._count(row * others, kind, name)]):
             return self._hvd.alltoall(tensor, splits=splits, name=name, **_AS_NAMED)
 
+    @tf.autograph.experimental.do_not_convert
     def broadcast(self, tensor: Any, root: int, kind: comm.Kind, name: str) -> tf.Tensor:
         """Returns the tensor of rank `root`."""
         tensor = self._never_constant(tensor)

@@ -62,6 +62,7 @@ def without_wrapping(features: Any) -> Any:
     return features
 
 
+@tf.autograph.experimental.do_not_convert
 def note_fraction(batch: tuple[Any, ...], fraction: tf.Tensor) -> tuple[Any, ...]:
     """Adds the relative batch size of a rank to its batch.
 

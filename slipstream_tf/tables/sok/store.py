@@ -201,6 +201,7 @@ class SokStore(SpreadStore, WatchingStore):
         """
         self._counter.count(packed)
 
+    @tf.autograph.experimental.do_not_convert
     def filter_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Masks or defers gradients of watched variables; call before the optimizer.
 
