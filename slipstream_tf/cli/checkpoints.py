@@ -36,7 +36,7 @@ _NOT_WRITTEN = "The checkpoint cannot be written: "
 # Settings that may change when a run is resumed, because they do not change the results.
 _FREE = ("threads", "tensorboard", "trace", "click_rate", "reasons")
 # Values of a file's fingerprint that `is_unchanged` compares.
-_OF_FILE = ("sample", "modified", "sha256")
+_OF_FILE = ("sample", "modified", "crc32")
 
 
 @dataclasses.dataclass(frozen=True)

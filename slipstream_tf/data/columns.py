@@ -15,7 +15,13 @@ import pyarrow.compute as pc
 from slipstream_tf._utils.errors import shown
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
-from slipstream_tf.data.readers.hashing import parse_hex, parse_integers, signed
+from slipstream_tf.data.readers.hashing import (
+    parse_hex,
+    parse_integers,
+    signed,
+    text_offsets,
+    without,
+)
 from slipstream_tf.data.schema import HEX, INTEGER, LOG, STANDARDIZE, TEXT, KeyColumn, Schema
 from slipstream_tf.data.sources import TIME, Columns, ParsedRows
 
@@ -154,10 +160,11 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     result = {schema.label: pa.array(label)}
     for dense in schema.dense:
         values, is_malformed = _numbers(columns[dense.column], text_missing)
-        refuse(dense.column, is_malformed | np.isinf(values), "a finite number or a missing value")
+        single = _single(values)
+        refuse(dense.column, is_malformed | np.isinf(single), "a finite number or a missing value")
         if dense.transform == LOG:
             with np.errstate(invalid="ignore"):
-                values = transform_count(values.astype(np.float64))
+                values = transform_count(single.astype(np.float64))
         result[dense.column] = pa.array(values, from_pandas=True)
     for key in schema.keys:
         keys, is_malformed = _keys(key, columns[key.column], text_missing)
@@ -191,7 +198,7 @@ def missing_numbers(missing: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     texts = pa.array([text.encode() for text in missing], pa.binary())
     none = pa.array([], pa.binary())
     ids, is_malformed = _text_ids(INTEGER, texts)
-    numbers = [_numbers(texts[i : i + 1], none)[0] for i in range(len(texts))]
+    numbers = [_single(_numbers(texts[i : i + 1], none)[0]) for i in range(len(texts))]
     found = np.concatenate([np.zeros(0, np.float32), *numbers])
     return ids.to_numpy(zero_copy_only=False)[~is_malformed], found[~np.isnan(found)]
 
@@ -210,14 +217,11 @@ def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     column = column.cast(pa.binary())
-    if column.offset:
-        # Workaround: `if_else` of pyarrow 21 reads wrong values from a sliced array.
-        column = column.take(pa.array(np.arange(len(column))))
     if len(missing) == 1 and missing[0].as_py() == b"":
-        is_missing = pc.equal(pc.binary_length(column), 0)
+        is_missing = np.diff(text_offsets(column)) == 0
     else:
-        is_missing = pc.is_in(column, value_set=missing)
-    return pc.if_else(is_missing, pa.scalar(None, pa.binary()), column)
+        is_missing = pc.is_in(column, value_set=missing).to_numpy(zero_copy_only=False)
+    return without(column, is_missing) if is_missing.any() else column
 
 
 def _labels(schema: Schema, column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, str]:
@@ -237,7 +241,7 @@ def _labels(schema: Schema, column: pa.Array, missing: pa.Array) -> tuple[np.nda
     if _is_text_like(column.type):
         is_true, is_false = (pc.is_in(column, value_set=pa.array(v)) for v in (_TRUE, _FALSE))
         column = pc.if_else(is_true, b"1", pc.if_else(is_false, b"0", column))
-    label, _ = _numbers(column, missing)
+    label = _single(_numbers(column, missing)[0])
     if schema.positive_from is None:
         allowed = (
             "a number from 0 to 1, or a boolean. For ratings or -1 and 1 set `positive_from`, for "
@@ -253,13 +257,14 @@ def _nulls(column: pa.Array) -> np.ndarray:
 
 
 def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Converts a column to float32 [n] numbers.
+    """Converts a column to float64 [n] numbers.
 
     Missing and malformed values become NaN. The second result is a mask of the malformed rows.
     """
     is_malformed = np.zeros(len(column), bool)
     if not _is_text_like(column.type):
-        return parquet.to_numbers(pa.chunked_array([column]), np.nan), is_malformed
+        values = pc.fill_null(column.cast(pa.float64(), safe=False), np.nan)
+        return values.to_numpy(zero_copy_only=False), is_malformed
     text = _as_binary(column, missing)
     try:
         values = text.cast(pa.string()).cast(pa.float64())
@@ -272,8 +277,13 @@ def _numbers(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarra
             if value is not None:
                 numbers[row] = float(value) if _NUMBER.fullmatch(value) else math.nan
                 is_malformed[row] = not math.isfinite(numbers[row])
+    return numbers, is_malformed
+
+
+def _single(numbers: np.ndarray) -> np.ndarray:
+    """Rounds to float32. Numbers beyond its range become infinite."""
     with np.errstate(over="ignore"):
-        return numbers.astype(np.float32), is_malformed
+        return numbers.astype(np.float32)
 
 
 def _times(column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,8 @@
 """Statistics of the dense columns over the training part.
 
 Each shard's statistics are in its manifest entry. They are merged in the order of the shards, so
-that a preparation that was interrupted gives the same bits.
+that a preparation that was interrupted gives the same bits. They describe the numbers before these
+are rounded to float32, because whole numbers above 2**24 and large prices lose digits.
 """
 
 import dataclasses
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 _MIN_COUNT = 100
 _MIN_DISTINCT = 0.95
@@ -27,6 +30,8 @@ class DenseStatistics:
         missing: Number of missing numbers.
         mean, std, min, max: Mean, standard deviation (divided by `count`), minimum and maximum of
             the numbers. None if `count` is 0.
+        is_like_ids: Whether the numbers are whole and almost all distinct, in the first row group.
+            False if it has fewer than 100 numbers.
     """
 
     count: int = 0
@@ -35,16 +40,28 @@ class DenseStatistics:
     std: float | None = None
     min: float | None = None
     max: float | None = None
+    is_like_ids: bool = False
 
     @classmethod
-    def of(cls, values: np.ndarray) -> "DenseStatistics":
-        """Computes the statistics of float32 [n] values. NaN is a missing number."""
-        numbers = values[~np.isnan(values)].astype(np.float64)
-        missing = len(values) - len(numbers)
+    def of(cls, values: np.ndarray, is_first: bool = True) -> "DenseStatistics":
+        """Computes the statistics of values.
+
+        Args:
+            values: float64 or float32 [n]. NaN is a missing number.
+            is_first: Whether to determine `is_like_ids`.
+        """
+        is_missing = np.isnan(values)
+        missing = int(np.count_nonzero(is_missing))
+        numbers = values[~is_missing] if missing else values
         if not len(numbers):
             return cls(missing=missing)
-        moments = (numbers.mean(), numbers.std(), numbers.min(), numbers.max())
-        return cls(len(numbers), missing, *map(float, moments))
+        count, low, high = len(numbers), numbers.min(), numbers.max()
+        is_like_ids = is_first and _are_like_ids(numbers)
+        numbers = numbers.astype(np.float64, copy=False)
+        mean = numbers.sum() / count
+        deviations = numbers - mean
+        std = math.sqrt(np.square(deviations, out=deviations).sum() / count)
+        return cls(count, missing, float(mean), std, float(low), float(high), is_like_ids)
 
     def merged(self, other: "DenseStatistics") -> "DenseStatistics":
         """Returns the statistics of the values of both (Chan et al. 1979)."""
@@ -59,6 +76,8 @@ class DenseStatistics:
         change = other.mean - self.mean
         variance = (1 - fraction) * self.std**2 + fraction * other.std**2
         variance += fraction * (1 - fraction) * change**2
+        # The first part with enough numbers decides.
+        first = self if self.count >= _MIN_COUNT else other
         return DenseStatistics(
             count,
             missing,
@@ -66,10 +85,21 @@ class DenseStatistics:
             math.sqrt(variance),
             min(self.min, other.min),  # type: ignore[type-var]
             max(self.max, other.max),  # type: ignore[type-var]
+            first.is_like_ids,
         )
 
 
-def suspected_kind(found: DenseStatistics, sample: np.ndarray) -> str | None:
+def _are_like_ids(numbers: np.ndarray) -> bool:
+    if len(numbers) < _MIN_COUNT:
+        return False
+    # Most columns of fractions are recognized by a few numbers.
+    for part in (numbers[:_MIN_COUNT], numbers):
+        if not (part == np.rint(part)).all():
+            return False
+    return pc.count_distinct(pa.array(numbers)).as_py() >= _MIN_DISTINCT * len(numbers)
+
+
+def suspected_kind(found: DenseStatistics) -> str | None:
     """Returns "timestamp" or "id" if a column probably contains no quantity, else None.
 
     Numbers are timestamps if all are seconds, milliseconds or microseconds since 1970 of the years
@@ -77,7 +107,6 @@ def suspected_kind(found: DenseStatistics, sample: np.ndarray) -> str | None:
 
     Args:
         found: Statistics of the column.
-        sample: Some values of the column, float32 [n].
     """
     if found.count < _MIN_COUNT:
         return None
@@ -87,10 +116,7 @@ def suspected_kind(found: DenseStatistics, sample: np.ndarray) -> str | None:
         is_in_range = _YEAR_1990 * unit <= found.min and found.max < _YEAR_2100 * unit
         if is_in_range and found.std < _MAX_TIME_VARIATION * found.mean:
             return "timestamp"
-    numbers = sample[~np.isnan(sample)]
-    if len(numbers) < _MIN_COUNT or not (numbers == np.rint(numbers)).all():
-        return None
-    return "id" if len(np.unique(numbers)) >= _MIN_DISTINCT * len(numbers) else None
+    return "id" if found.is_like_ids else None
 
 
 def merged_statistics(

@@ -1,23 +1,24 @@
 """Fingerprints of data files, which detect changed content.
 
 A fingerprint contains the size, the modification time, a hash of sampled blocks and, once the whole
-file was read, its SHA-256. To compare a file with its fingerprint, the file is read as a whole only
+file was read, its CRC-32. To compare a file with its fingerprint, the file is read as a whole only
 if size and samples are equal and the modification time differs. A change that keeps size,
-modification time and all samples is not detected.
+modification time and all samples is not detected. Fingerprints detect accidents, not attacks.
 """
 
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 18  # Fits into the processor's cache.
 
 
 def fingerprint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the fingerprint of a file without its SHA-256; reads at most 256 KiB.
+    """Returns the fingerprint of a file without its CRC-32; reads at most 256 KiB.
 
     Returns:
         `"bytes"`, the size; `"modified"`, the modification time in nanoseconds; `"sample"`, the
@@ -36,22 +37,27 @@ def fingerprint(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {"bytes": found.st_size, "modified": found.st_mtime_ns, "sample": hashed.hexdigest()}
 
 
-def sha256(path: str | os.PathLike[str], is_cancelled: Callable[[], bool] = lambda: False) -> str:
-    """Returns the SHA-256 of a file as hexadecimal digits; takes about a second per GB.
+def crc32(path: str | os.PathLike[str], is_cancelled: Callable[[], bool] = lambda: False) -> int:
+    """Returns the CRC-32 of a file; takes about half a second per GB.
 
     Args:
         path: Path of the file.
-        is_cancelled: Called for every MiB. If it returns True, the function returns early, with a
-            meaningless result.
+        is_cancelled: Called for every 256 KiB. If it returns True, the function returns early, with
+            a meaningless result.
 
     Raises:
         OSError: The file cannot be read.
     """
-    hashed = hashlib.sha256()
+    found, chunk = 0, memoryview(bytearray(_CHUNK_BYTES))
     with open(path, "rb", buffering=0) as file:
-        while not is_cancelled() and (chunk := file.read(_CHUNK_BYTES)):
-            hashed.update(chunk)
-    return hashed.hexdigest()
+        while not is_cancelled() and (count := file.readinto(chunk)):
+            found = zlib.crc32(chunk[:count], found)
+    return found
+
+
+def is_same(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Returns whether two results of `fingerprint` are equal. Other entries are ignored."""
+    return all(now[name] == before.get(name) for name in ("bytes", "modified", "sample"))
 
 
 def is_unchanged(path: str | os.PathLike[str], before: Mapping[str, Any]) -> bool:
@@ -59,7 +65,7 @@ def is_unchanged(path: str | os.PathLike[str], before: Mapping[str, Any]) -> boo
 
     Args:
         path: Path of the file.
-        before: Result of `fingerprint` for the earlier file, with its `"sha256"` if it is known. A
+        before: Result of `fingerprint` for the earlier file, with its `"crc32"` if it is known. A
             file with another modification time counts as changed if it is not.
 
     Raises:
@@ -70,7 +76,7 @@ def is_unchanged(path: str | os.PathLike[str], before: Mapping[str, Any]) -> boo
         return False
     if now["modified"] == before.get("modified"):
         return True
-    return before.get("sha256") is not None and sha256(path) == before["sha256"]
+    return before.get("crc32") is not None and crc32(path) == before["crc32"]
 
 
 def of_manifest(manifest: Mapping[str, Any]) -> str:

@@ -13,9 +13,11 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from slipstream_tf._utils.errors import require_choice, require_integer, require_number
 from slipstream_tf._utils.memory import require_room
@@ -309,13 +311,17 @@ class _Preparation:
             self.progress("counting keys", done, total, done)
 
     def count(self, shard: Mapping[str, Any]) -> int:
-        """Counts the keys of a shard; returns its number of training examples."""
+        """Counts the keys of a written shard; returns its number of training examples."""
         inputs = 0
         for table in shard_files.training_tables(self.folder, shard, list(self.counts.fields)):
-            for field in self.counts.fields:
-                self.counts.add(field, stats.field_keys(table[field])[0])
+            self.count_keys(table)
             inputs += len(table)
         return inputs
+
+    def count_keys(self, group: pa.Table) -> None:
+        """Counts the keys of a row group."""
+        for field in self.counts.fields:
+            self.counts.add(field, stats.field_ids(group[field])[0])
 
     def write_shards(self, source: Source, paths: Sequence[str]) -> None:
         """Writes the missing shards. Counts their keys and hashes the files on other threads.
@@ -334,19 +340,31 @@ class _Preparation:
         blocks = source.blocks(start, options.shard_rows)
         rows = 0
 
+        files = manifest["source"]["files"]
+        unhashed = {
+            path: file for path, file in zip(paths, files, strict=True) if "crc32" not in file
+        }
+
         def piece_of(item: tuple[Block, ParsedRows]) -> tuple[int, int]:
             start = item[0].start
             return start.file, start.row // options.shard_rows
 
         with (
             _workers(1) as counter,
-            _hashing(paths) as hashes,
+            _hashing(unhashed) as hashes,
             contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
         ):
-            calls = []
+            calls: collections.deque[concurrent.futures.Future[None]] = collections.deque()
+
+            def on_group(group: pa.Table) -> None:
+                # At most one group waits, so that memory stays small.
+                if len(calls) > 1:
+                    calls.popleft().result()
+                calls.append(counter.submit(self.count_keys, group))
+
             for _, piece in itertools.groupby(all_parsed, piece_of):
                 number, end = len(shards), start
-                kept = source.columns, options.compression
+                kept = source.columns, options.compression, on_group
                 with shard_files.ShardWriter(folder, number, *kept) as writer:
                     for block, parsed in piece:
                         for row, reason in parsed.reasons.items():
@@ -357,16 +375,20 @@ class _Preparation:
                         rows, end = rows + block.num_rows, block.end
                         self.progress("preparing", block.done, source.size, rows)
                     shards.append(writer.close(end))
+                    # If the preparation is interrupted, the next run can compare touched files.
+                    for path, file in unhashed.items():
+                        is_new = hashes[path].done() and "crc32" not in file
+                        if is_new and fingerprints.is_same(fingerprints.fingerprint(path), file):
+                            file["crc32"] = hashes[path].result()
                     shard_files.write_manifest(folder, manifest)
                 if end.id >= _EARLY_ROWS:
                     _require_few_bad_lines(manifest, options.max_bad_fraction)
-                calls.append(counter.submit(self.count, shards[-1]))
             for call in calls:
                 call.result()
-            for path, file, whole in zip(paths, manifest["source"]["files"], hashes, strict=True):
-                file["sha256"] = whole.result()
-                now = fingerprints.fingerprint(path)
-                if any(now[name] != file[name] for name in now):
+            for path, file in zip(paths, files, strict=True):
+                if path in hashes:
+                    file["crc32"] = hashes[path].result()
+                if not fingerprints.is_same(fingerprints.fingerprint(path), file):
                     raise ValueError(
                         f"{path} changed while it was read. Pass --overwrite to prepare it again."
                     )
@@ -380,16 +402,11 @@ class _Preparation:
     def describe_dense(self) -> dict[str, Any]:
         """Returns the statistics of each dense column, and the result of `suspected_kind`."""
         shards, names = self.manifest["shards"], self.manifest["columns"]["dense"]
-        tables = (
-            table
-            for shard in shards
-            for table in shard_files.training_tables(self.folder, shard, names)
-        )
-        sample = next(tables, None) if names else None
         result = {}
         for name, found in merged_statistics(shards, names).items():
-            kind = None if sample is None else suspected_kind(found, sample[name].to_numpy())
-            result[name] = {**dataclasses.asdict(found), "suspected_kind": kind}
+            values = dataclasses.asdict(found)
+            del values["is_like_ids"]
+            result[name] = {**values, "suspected_kind": suspected_kind(found)}
         return result
 
     def write_statistics(self) -> dict[str, Any]:
@@ -454,12 +471,13 @@ def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
 
 
 @contextlib.contextmanager
-def _hashing(paths: Sequence[str]) -> Iterator[list[concurrent.futures.Future[str]]]:
+def _hashing(paths: Iterable[str]) -> Iterator[dict[str, concurrent.futures.Future[int]]]:
     """Hashes files on a thread, and stops at the end of the block."""
     is_over = threading.Event()
     with _workers(1) as hasher:
         try:
-            yield [hasher.submit(fingerprints.sha256, path, is_over.is_set) for path in paths]
+            cancel = is_over.is_set
+            yield {path: hasher.submit(fingerprints.crc32, path, cancel) for path in paths}
         finally:
             is_over.set()
 

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from slipstream_tf.telemetry.run_record import to_json, write_json
 GROUP_ROWS = 131_072  # Number of rows in a row group.
 _MAX_REASONS = 50  # Further kinds of errors of a shard are counted together.
 _OTHER_REASONS = "other reasons"
+_MIN_RUN = 32  # Mean length of runs of rows from which slices are faster than copies.
 COMPRESSIONS = ("snappy", "zstd", "none")
 # The value in the reason of a malformed row: "price is 'x'; expected a number".
 _VALUE = re.compile(r" is .*; expected", re.DOTALL)
@@ -60,7 +61,14 @@ def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
 class ShardWriter:
     """Writes one shard, with one file for each part that has examples."""
 
-    def __init__(self, folder: str, number: int, columns: Columns, compression: str):
+    def __init__(
+        self,
+        folder: str,
+        number: int,
+        columns: Columns,
+        compression: str,
+        on_group: Callable[[pa.Table], None],
+    ):
         """Creates a writer.
 
         Files are created when the first row group is written.
@@ -70,14 +78,16 @@ class ShardWriter:
             number: Index of the shard, from 0.
             columns: Names of the columns.
             compression: One of `COMPRESSIONS`.
+            on_group: Called with each row group of the training part, in order.
         """
+        of_train = {"train": (columns.dense, on_group)}
         self._parts = {
             part: _PartWriter(
                 folder,
                 f"{part}/{number:06d}.parquet",
                 columns,
                 compression,
-                columns.dense if part == "train" else (),
+                *of_train.get(part, ()),
             )
             for part in PARTS
         }
@@ -97,7 +107,7 @@ class ShardWriter:
         for part, is_of_part in parts.items():
             is_wanted = is_of_part[parsed.is_good]
             if is_wanted.any():
-                self._parts[part].add(table.filter(pa.array(is_wanted)))
+                self._parts[part].add(_chosen(table, is_wanted))
 
     def add_bad_line(self, place: str, reason: str) -> None:
         """Counts a malformed row of the piece by the kind of its error.
@@ -148,7 +158,13 @@ class _PartWriter:
     """
 
     def __init__(
-        self, folder: str, name: str, columns: Columns, compression: str, dense: Sequence[str]
+        self,
+        folder: str,
+        name: str,
+        columns: Columns,
+        compression: str,
+        dense: Sequence[str] = (),
+        on_group: Callable[[pa.Table], None] = lambda group: None,
     ):
         self._path, self._name = Path(folder, name), name
         # Readers of folders ignore file names that start with a dot.
@@ -159,6 +175,7 @@ class _PartWriter:
         self._num_waiting = self._inputs = 0
         self._clicks = 0.0
         self._statistics = {name: DenseStatistics() for name in dense}
+        self._on_group = on_group
 
     def add(self, table: pa.Table) -> None:
         self._waiting.append(table)
@@ -172,7 +189,8 @@ class _PartWriter:
         self._waiting = [table.slice(rows)]
         self._num_waiting -= rows
         # Combine the chunks, because the bytes in the file must not depend on the added tables.
-        group = table.slice(0, rows).combine_chunks()
+        whole = table.slice(0, rows).combine_chunks()
+        group = whole.cast(_written_schema(whole.schema), safe=False)
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(
@@ -180,7 +198,9 @@ class _PartWriter:
             )
         self._clicks += pc.sum(group[self._columns.label].cast(pa.float64())).as_py()
         for name, found in self._statistics.items():
-            self._statistics[name] = found.merged(DenseStatistics.of(group[name].to_numpy()))
+            of_group = DenseStatistics.of(whole[name].to_numpy(), is_first=not found.count)
+            self._statistics[name] = found.merged(of_group)
+        self._on_group(group)
         self._writer.write_table(group, row_group_size=GROUP_ROWS)
 
     def close(self) -> dict[str, Any] | None:
@@ -203,6 +223,25 @@ class _PartWriter:
             self._writer.close()
             self._partial.unlink()
             self._writer = None
+
+
+def _chosen(table: pa.Table, is_wanted: np.ndarray) -> pa.Table:
+    """Returns the rows of a mask, bool [n].
+
+    Long runs of rows are not copied. They keep the memory of the whole table, therefore they must
+    be most of it.
+    """
+    edges = np.flatnonzero(np.diff(is_wanted, prepend=False, append=False))
+    if 2 * np.count_nonzero(is_wanted) < len(table) or _MIN_RUN * len(edges) > len(table):
+        return table.filter(pa.array(is_wanted))
+    runs = edges.reshape(-1, 2).tolist()
+    return pa.concat_tables([table.slice(start, end - start) for start, end in runs])
+
+
+def _written_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema of a shard. Its numbers are float32."""
+    kinds = {pa.float64(): pa.float32()}
+    return pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in schema])
 
 
 def training_tables(

@@ -63,9 +63,10 @@ class ParsedRows:
     """Holds the examples of a block.
 
     Attributes:
-        table: The well-formed rows. Label and dense columns are float32. Each categorical field is
-            a column of int64 ids or of lists of ids, with null for missing values. If the schema
-            has a time column, the float64 column `TIME` contains it.
+        table: The well-formed rows. The label is float32. Dense columns are float32 or float64, and
+            shards contain them as float32. Each categorical field is a column of int64 ids or of
+            lists of ids, with null for missing values. If the schema has a time column, the float64
+            column `TIME` contains it.
         is_good: bool [rows of the block]: True for rows in `table`.
         reasons: Errors of the malformed rows, by row of the block, ascending. A row that is in
             neither `table` nor `reasons` is an empty line.
@@ -201,5 +202,6 @@ def table_of(columns: Columns, label: np.ndarray, dense: Any, keys: np.ndarray) 
         values[name] = pa.array(np.ascontiguousarray(dense[:, i]))
     for i, name in enumerate(columns.keys):
         column = np.ascontiguousarray(keys[:, i])
-        values[name] = pa.array(column, mask=column == MISSING_KEY)
+        is_missing = column == MISSING_KEY
+        values[name] = pa.array(column, mask=is_missing if is_missing.any() else None)
     return pa.table(values)

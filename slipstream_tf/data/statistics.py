@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from slipstream_tf._utils import disk
 from slipstream_tf._utils.hashing import hash_keys
-from slipstream_tf.data.readers.parquet import to_keys, to_list_keys
+from slipstream_tf.data.readers.parquet import list_values, to_keys
 from slipstream_tf.data.spec import MISSING_KEY
 from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, max_candidates
 
@@ -60,16 +60,15 @@ class FieldCounts:
         """
         return sum(len(keys) for keys, _ in self._runs)
 
-    def add(self, keys: np.ndarray) -> None:
-        """Counts int64 [n] keys."""
-        if not keys.size:
+    def add(self, ids: pa.Array) -> None:
+        """Counts the keys of ids, int64 [n], with null for missing values."""
+        if not len(ids):
             return
-        self.lookups += int(keys.size)
-        counted = pc.value_counts(pa.array(keys))
-        distinct = counted.field("values").to_numpy(zero_copy_only=False)
+        self.lookups += len(ids)
+        counted = pc.value_counts(ids)
+        keys = to_keys(counted.field("values"))
         counts = counted.field("counts").to_numpy(zero_copy_only=False)
-        order = np.argsort(distinct)
-        self._runs.append((distinct[order], counts[order]))
+        self._runs.append(_summed(keys, counts, np.argsort(keys)))
         while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
             self._merge_last()
 
@@ -119,9 +118,8 @@ class FieldCounts:
         keys = np.concatenate([first, second])
         # NumPy's stable sort merges two sorted runs in one pass.
         order = np.argsort(keys, kind="stable")
-        keys, counts = keys[order], np.concatenate([first_counts, second_counts])[order]
-        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-        self._runs[-2:] = [(keys[starts], np.add.reduceat(counts, starts))]
+        counts = np.concatenate([first_counts, second_counts])
+        self._runs[-2:] = [_summed(keys, counts, order)]
 
 
 class KeyCounts:
@@ -138,16 +136,28 @@ class KeyCounts:
         self.fields = {name: FieldCounts() for name in fields}
         self._max_keys = max_keys
 
-    def add(self, field: str, keys: np.ndarray) -> None:
-        """Counts int64 [n] keys of a field.
+    def add(self, field: str, ids: pa.Array) -> None:
+        """Counts the keys of a field; see `FieldCounts.add`.
 
         To stay within the bound, the rarest keys of the field with the most entries are dropped.
         The result depends only on the calls and their order.
         """
-        self.fields[field].add(keys)
+        self.fields[field].add(ids)
         while sum(counts.num_entries for counts in self.fields.values()) > self._max_keys:
             largest = max(self.fields.values(), key=lambda counts: counts.num_entries)
             largest.drop_rarest()
+
+
+def _summed(
+    keys: np.ndarray, counts: np.ndarray, order: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ascending distinct keys and their counts. `order` sorts the keys."""
+    keys, counts = keys[order], counts[order]
+    is_first = np.concatenate([[True], keys[1:] != keys[:-1]])
+    if is_first.all():
+        return keys, counts
+    starts = np.flatnonzero(is_first)
+    return keys[starts], np.add.reduceat(counts, starts)
 
 
 def _smallest(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -158,15 +168,15 @@ def _smallest(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.union1d(first, second)[:_SMALLEST]
 
 
-def field_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the keys of a column, int64 [total], as in batches.
+def field_ids(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray | None]:
+    """Returns the ids of a column, int64 [total], with null for missing values.
 
-    For a column of lists, the second result is their lengths, int64 [n], else None.
+    For a column of lists, the second result is their lengths in batches, int64 [n], else None.
     """
     if not pa.types.is_list(column.type):
-        return to_keys(column), None
-    keys, splits = to_list_keys(column)
-    return keys, np.diff(splits)
+        return column.combine_chunks(), None
+    ids, splits = list_values(column)
+    return ids, np.diff(splits)
 
 
 def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray) -> dict[str, Any]:
@@ -261,10 +271,10 @@ def hot_rows(table: pa.Table, hot: Mapping[str, np.ndarray]) -> np.ndarray:
     """
     is_hot = np.ones(len(table), bool)
     for field, hot_keys in hot.items():
-        keys, lengths = field_keys(table[field])
+        ids, lengths = field_ids(table[field])
         # Search each distinct key once, because the hot set may not fit the processor's cache.
-        encoded = pa.array(keys).dictionary_encode()
-        distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
+        encoded = ids.dictionary_encode(null_encoding="encode")
+        distinct = to_keys(encoded.dictionary)
         index = np.minimum(np.searchsorted(hot_keys, distinct), max(0, len(hot_keys) - 1))
         if hot_keys.size:
             is_distinct_hot = hot_keys[index] == distinct

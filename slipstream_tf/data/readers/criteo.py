@@ -34,6 +34,9 @@ def transform_count(values: Any) -> Any:
     return (np.sign(values) * np.log1p(np.abs(values))).astype(np.float32)
 
 
+_SMALL = transform_count(np.arange(1 << 12, dtype=np.float64))
+
+
 class CriteoFormat:
     """Parses the lines of Criteo's files."""
 
@@ -78,11 +81,12 @@ class CriteoFormat:
         n = len(columns[0])
         is_one = np.asarray(pc.equal(columns[0], pa.scalar(b"1")))
         is_sure = is_one | np.asarray(pc.equal(columns[0], pa.scalar(b"0")))
-        dense = np.empty((n, NUM_DENSE), np.float32)
+        # Columns are contiguous, because they become columns of a table.
+        dense = np.empty((n, NUM_DENSE), np.float32, order="F")
         for i, column in enumerate(columns[1 : 1 + NUM_DENSE]):
             dense[:, i], is_valid = _counts(column)
             is_sure &= is_valid
-        keys = np.empty((n, NUM_FIELDS), np.int64)
+        keys = np.empty((n, NUM_FIELDS), np.int64, order="F")
         for i, column in enumerate(columns[1 + NUM_DENSE :]):
             keys[:, i], is_parsed = parse_hex(column)
             is_sure &= is_parsed
@@ -96,8 +100,13 @@ def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """
     values, is_parsed = parse_integers(column)
     is_blank = np.diff(text_offsets(column)) == 0
-    transformed = transform_count(values.astype(np.float64))
-    return np.where(is_blank, np.float32(MISSING_DENSE), transformed), is_parsed | is_blank
+    # The logarithm is slow, therefore those of small counts are computed once.
+    is_small = (values >= 0) & (values < len(_SMALL))
+    transformed = _SMALL.take(values, mode="clip")
+    if not is_small.all():
+        transformed[~is_small] = transform_count(values[~is_small].astype(np.float64))
+    transformed[is_blank] = MISSING_DENSE
+    return transformed, is_parsed | is_blank
 
 
 class CriteoReader(TextReader):

@@ -13,14 +13,13 @@ HEX_WIDTH = 8
 
 # Maps two digits, as a little-endian uint16, to a byte; `_NO_BYTE` if they are not digits.
 _NO_BYTE = 256
+_ANY_NO_BYTE = np.uint64(_NO_BYTE * 0x0001_0001_0001_0001)
 _DIGITS = np.frombuffer(b"0123456789abcdefABCDEF", np.uint8).astype(np.int64)
 _DIGIT_VALUES = np.array([*range(16), *range(10, 16)])
 _BYTES = np.full(1 << 16, _NO_BYTE, np.uint16)
 _BYTES[_DIGITS[:, None] | _DIGITS << 8] = _DIGIT_VALUES[:, None] << 4 | _DIGIT_VALUES
 # Maximum number of characters with which each integer fits into 64 bits.
 _SURE_DIGITS = 18
-_IS_OF_INTEGER = np.zeros(256, bool)
-_IS_OF_INTEGER[list(b"0123456789-")] = True
 
 
 def hash_string(value: bytes) -> int:
@@ -106,7 +105,8 @@ def parse_hex(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
             digits = text.take(offsets[rows, None] + np.arange(HEX_WIDTH)).ravel()
         parsed = _BYTES.take(digits.view("<u2"))
         values_of_rows = parsed.astype(np.uint8).view(">u4").astype(np.int64)
-        is_hex = np.bitwise_or.reduce(parsed.reshape(-1, HEX_WIDTH // 2), axis=1) < _NO_BYTE
+        # The four bytes of a value are tested at once.
+        is_hex = parsed.view(np.uint64) & _ANY_NO_BYTE == 0
         if rows.size == len(values):
             return values_of_rows, is_hex
         keys[rows], is_parsed[rows] = values_of_rows, is_hex
@@ -129,7 +129,8 @@ def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     try:
         # Arrow's integer parser accepts other characters too, for example a hexadecimal prefix.
         text = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-        if lengths.max(initial=0) > _SURE_DIGITS or not _IS_OF_INTEGER.take(text).all():
+        is_of_integer = (text - np.uint8(ord("0")) < 10) | (text == ord("-"))
+        if lengths.max(initial=0) > _SURE_DIGITS or not is_of_integer.all():
             # Caught below, so that users never see this message.
             raise pa.ArrowInvalid("Invalid value. Expected digits with an optional minus sign.")
         return _integers(values, is_blank), ~is_blank
@@ -142,9 +143,24 @@ def parse_integers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 def _integers(values: pa.Array, is_left_out: np.ndarray) -> np.ndarray:
     """Returns integers, 0 where masked; raises ArrowInvalid if another value is malformed."""
-    wanted = pc.if_else(pa.array(is_left_out), pa.scalar(None, pa.binary()), values)
-    integers = wanted.cast(pa.string()).cast(pa.int64())
+    integers = without(values, is_left_out, pa.string()).cast(pa.int64())
     return pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
+
+
+def without(values: pa.Array, is_left_out: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
+    """Returns an array with null where masked. The bytes of the values are not copied.
+
+    Args:
+        values: Binary array [n].
+        is_left_out: bool [n].
+        kind: Binary or string type of the result. Defaults to the type of `values`.
+    """
+    is_kept = ~is_left_out
+    if values.null_count:
+        is_kept &= values.is_valid().to_numpy(zero_copy_only=False)
+    bits = np.packbits(np.pad(is_kept, (values.offset, 0)), bitorder="little")
+    buffers = [pa.py_buffer(bits), *values.buffers()[1:]]
+    return pa.Array.from_buffers(kind or values.type, len(values), buffers, offset=values.offset)
 
 
 def text_offsets(values: pa.Array) -> np.ndarray:

@@ -440,16 +440,31 @@ def lists_of(values: pa.Array, counts: np.ndarray, is_missing: pa.Array) -> pa.A
 def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     """Converts a column of lists to keys.
 
-    A missing list becomes a list of one `MISSING_KEY`.
+    Returns:
+        (keys int64 [total], row_splits int64 [n + 1]), see `list_values`.
+    """
+    values, splits = list_values(column)
+    return to_keys(values), splits
+
+
+def list_values(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
+    """Returns the values of all lists, and which row they belong to.
+
+    A missing list becomes a list of one null.
 
     Returns:
-        (keys int64 [total], row_splits int64 [n + 1]).
+        (values [total], row_splits int64 [n + 1]).
     """
+    values = pc.list_flatten(column)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
     lengths = pc.list_value_length(column).cast(pa.int64())
-    is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
     counts = pc.fill_null(lengths, 0).to_numpy()
-    values = to_keys(pc.list_flatten(column))
-    indices = (np.cumsum(counts) - counts)[is_missing]
-    values = np.insert(values, indices, MISSING_KEY)
-    splits = np.concatenate([[0], np.cumsum(np.where(is_missing, 1, counts))]).astype(np.int64)
+    if column.null_count:
+        is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
+        places = (np.cumsum(counts) - counts)[is_missing]
+        index = np.insert(np.arange(len(values)), places, -1)
+        values = values.take(pa.array(index, mask=index < 0))
+        counts = np.where(is_missing, 1, counts)
+    splits = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return values, splits

@@ -33,6 +33,7 @@ _NONE = type(None)
 _DENSE_KINDS: dict[str, Any] = {
     **dict.fromkeys(("count", "missing"), int),
     **dict.fromkeys(("mean", "std", "min", "max"), (int, float, _NONE)),
+    "is_like_ids": bool,
 }
 # Name -> allowed types of its value, or a dictionary for a nested object.
 _SHARD_KINDS: dict[str, Any] = {

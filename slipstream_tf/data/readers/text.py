@@ -220,10 +220,13 @@ def is_regular(block: bytes) -> bool:
     """Returns whether the fast parser can parse all lines of a block."""
     if b"\r" in block:
         return False
-    if len(block) <= MAX_LINE_BYTES:
-        return True
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == NEWLINE)
-    return int(np.diff(ends, prepend=-1).max()) <= MAX_LINE_BYTES + 1
+    start = 0
+    while len(block) - start > MAX_LINE_BYTES:
+        # All lines up to the last line end within this distance are short.
+        start = block.rfind(b"\n", start, start + MAX_LINE_BYTES + 1) + 1
+        if not start:
+            return False
+    return True
 
 
 def _zeros(line_format: LineFormat, count: int) -> Rows:

@@ -73,6 +73,8 @@ _COUNTING = np.arange(2_000.0)
         (1.5e12 + 3.6e6 * _COUNTING, "timestamp"),
         (_COUNTING, "id"),
         (np.where(_COUNTING % 9 == 0, np.nan, _COUNTING * 1e12), "id"),
+        (_COUNTING + 1e11, "id"),
+        (_COUNTING * 1e5 + 0.25, None),
         (_COUNTING + 0.5, None),
         (_COUNTING % 99, None),
         (_COUNTING[:50], None),
@@ -81,5 +83,4 @@ _COUNTING = np.arange(2_000.0)
     ],
 )
 def test_timestamps_and_ids_are_suspected(values, expected):
-    values = values.astype(np.float32)
-    assert suspected_kind(DenseStatistics.of(values), values) == expected
+    assert suspected_kind(DenseStatistics.of(values)) == expected

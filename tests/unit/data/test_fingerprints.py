@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import time
+import zlib
 
 import numpy as np
 import pytest
@@ -20,12 +21,12 @@ def test_fingerprint_detects_any_change_with_new_time(tmp_path, size):
     rng = np.random.default_rng(size)
     path, content = tmp_path / "a", bytearray(rng.bytes(size))
     path.write_bytes(content)
-    before = {**fingerprints.fingerprint(path), "sha256": fingerprints.sha256(path)}
-    assert before["bytes"] == size and before["sha256"] == hashlib.sha256(content).hexdigest()
+    before = {**fingerprints.fingerprint(path), "crc32": fingerprints.crc32(path)}
+    assert before["bytes"] == size and before["crc32"] == zlib.crc32(content)
     assert fingerprints.is_unchanged(path, before)
     os.utime(path, ns=(0, before["modified"] + 1))
     assert fingerprints.is_unchanged(path, before), "the same content at another time"
-    assert not fingerprints.is_unchanged(path, {**before, "sha256": None})
+    assert not fingerprints.is_unchanged(path, {**before, "crc32": None})
     for position in rng.integers(0, size, 5) if size else ():
         content[position] ^= 1
         path.write_bytes(content)
@@ -69,8 +70,26 @@ def test_touched_file_is_not_prepared_again(tmp_path, monkeypatch, run_prepare):
     options = {"schema": SCHEMA, "progress": lambda *call: calls.append(call)}
     assert run_prepare(path, tmp_path / "out", **options) == whole and not calls
     # The new time is stored, so that the next run does not hash the whole file.
-    monkeypatch.delattr(fingerprints, "sha256")
+    monkeypatch.delattr(fingerprints, "crc32")
     assert run_prepare(path, tmp_path / "out", **options) == whole and not calls
+
+
+def test_touched_file_continues_interrupted_preparation(tmp_path, run_prepare):
+    path, options = tmp_path / "a.csv", {"schema": SCHEMA, "shard_rows": 500}
+    path.write_text("click,user\n" + "1,a\n0,b\n" * 1_000)
+
+    def interrupt(_name, done, total, rows):
+        time.sleep(0.01)  # The file is hashed in the meantime.
+        if rows > 1_500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_prepare(path, tmp_path / "out", **options, progress=interrupt)
+    os.utime(path, ns=(5, 5))
+    run_prepare(path, tmp_path / "out", **options)
+    run_prepare(path, tmp_path / "whole", **options)
+    texts = [(tmp_path / name / "prepared.json").read_text() for name in ("out", "whole")]
+    assert texts[0] == texts[1]
 
 
 def test_file_that_changes_while_it_is_read_raises(tmp_path, run_prepare):
@@ -90,11 +109,11 @@ def test_hash_of_manifest_ignores_time_and_folder_only(tmp_path, run_prepare):
     from slipstream_tf.data.readers.prepared import read_manifest
 
     hashes = []
-    for name, label, time in (("a", 1, 10), ("b", 1, 20), ("c", 0, 10)):
+    for name, label, modified in (("a", 1, 10), ("b", 1, 20), ("c", 0, 10)):
         (tmp_path / name).mkdir()
         path = tmp_path / name / "data.csv"
         path.write_text("click,user\n" + f"{label},a\n1,b\n" * 20 + "x,c\n")
-        os.utime(path, ns=(time, time))
+        os.utime(path, ns=(modified, modified))
         assert run_prepare(path, tmp_path / name / "out", schema=SCHEMA)["bad_lines"] == 1
         hashes.append(fingerprints.of_manifest(read_manifest(tmp_path / name / "out")))
     assert hashes[0] == hashes[1] != hashes[2]
