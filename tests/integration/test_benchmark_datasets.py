@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import os
 import zipfile
@@ -314,3 +316,41 @@ def test_real_frappe_file(frappe: ModuleType) -> None:
     assert sizes == {"train": 202_027, "valid": 57_722, "test": 28_860}
     assert all(0.3 < labels.mean() < 0.37 for _, labels in parts.values())
     assert len(np.unique(np.concatenate([keys.ravel() for keys, _ in parts.values()]))) <= 5382
+
+
+def rows_of_public_file(path: Path, schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Reads a text file with the standard library."""
+    if path.suffix == ".gz":
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+    delimiter = schema.get("delimiter", ",")
+    with open(path, encoding="latin-1", newline="") as file:
+        if len(delimiter) > 1:
+            rows = [line.rstrip("\n").split(delimiter) for line in file]
+        else:
+            rows = list(csv.reader(file, delimiter=delimiter, escapechar=schema.get("escape")))
+    names = schema.get("columns") or rows.pop(0)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_public_formats_have_the_same_counts_as_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formats = load("public_formats", monkeypatch)
+    assert len(formats.FORMATS) == 10
+    for name, one in formats.FORMATS.items():
+        formats.prepared(name, 300, tmp_path / name)
+        schema = one.schema or {}
+        rows = rows_of_public_file(tmp_path / name / one.data, schema)
+        label, columns, separators = formats.columns_of(name)
+        positive = sum(map(formats.is_positive(name), [row[label] for row in rows]))
+        expected = {"examples": len(rows), "positive": positive}
+        for column in columns:
+            texts = [str(row.get(column, "")) for row in rows]
+            present = [text for text in texts if text not in schema.get("missing", [""])]
+            if column in separators:
+                present = [key for text in present for key in text.split(separators[column])]
+            expected[f"{column}, missing"] = sum(t in schema.get("missing", [""]) for t in texts)
+            expected[f"{column}, distinct"] = len(set(present))
+        assert formats.counts_of_prepared(name, tmp_path / name) == expected, name
+        assert 280 <= len(rows) <= 300 and 0.05 < positive / len(rows) < 0.9
