@@ -154,14 +154,17 @@ def fingerprint_of(data: str, is_full: bool = False) -> dict[str, Any]:
             source files.
 
     Returns:
-        `"content"`, a hash of the manifest of prepared data. For a file, the values of
+        For prepared data, `"files"`, the names and the CRC-32 of its source files, and
+        `"manifest"`, a hash of its manifest. For a file, the values of
         `data.fingerprints.fingerprint`. Empty for generated data.
     """
     from slipstream_tf.data import fingerprints
 
     manifest = _prepared(data)
     if manifest is not None:
-        return {"content": fingerprints.of_manifest(manifest)}
+        sources = manifest["source"].get("files", ())
+        files = [f"{one['name']}, CRC-32 {one.get('crc32', '')}" for one in sources]
+        return {"files": files, "manifest": fingerprints.of_manifest(manifest)}
     if not os.path.isfile(data):
         return {}
     with _refusing(data):

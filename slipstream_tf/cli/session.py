@@ -123,7 +123,10 @@ class Trainer:
         except ValueError as error:  # `require_same` raises on all ranks.
             with agreed(comm, "run"):
                 text = re.sub(r": settings\.(engine\.)?", ": --", str(error), count=1)
-                text = re.sub(r": data\.(\w+) is", r": `\1` of --data is", text, count=1)
+                named = re.search(r": data\.([\w[\]]+) is", text)
+                if named is not None:
+                    now = f": `{named[1]}` of --data={settings.data} is"
+                    text = text.replace(named[0], now, 1)
                 raise UsageError(text) from None
         if self._saving.is_used:
             with agreed(comm, "resume"):

@@ -264,4 +264,4 @@ def test_resume_on_data_that_was_prepared_again_is_refused(
     folders[1].rename(folders[0])
     said = refused(capsys, *flags, "--batch_size=500", "--checkpoint_every=1", "--resume")
     assert f"--data={folders[0]} with --resume: the data set has changed" in said
-    assert "`content` was" in said
+    assert "`files` was" in said

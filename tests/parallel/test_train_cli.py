@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipstream_tf.cli import tracing, train
+from slipstream_tf.cli import prepare, tracing, train
 from slipstream_tf.cli.program import run_program
 
 # 31 batches of 128 examples. Rank 1 has one batch less than rank 0, whose last batch is partial.
@@ -196,12 +197,28 @@ def test_prefetch_changes_skipping_only(run_ranks: Any, skips: bool, tmp_path: P
             assert ahead["ranks"]["bytes"][kind] == at_once["ranks"]["bytes"][kind] > 0
 
 
-def test_invalid_flag_is_reported_once_and_writes_no_files(run_ranks: Any, tmp_path: Path) -> None:
+def test_invalid_flag_and_other_data_are_reported_once_and_write_no_files(
+    run_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "schema.json").write_text('{"label": "click", "keys": ["user"]}')
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        monkeypatch.chdir(tmp_path / str(rank))
+        # A single value of the file differs.
+        Path("clicks.csv").write_text("click,user\n" + "1,7\n0,8\n" * 60 + f"1,{rank}\n")
+        arguments = ["clicks.csv", "--schema=../schema.json", "--output=clicks"]
+        assert run_program(prepare.make_flags(), prepare.main, arguments) == 0
     output = tmp_path / "run"
-    done = run_ranks("train_rank.py", 2, *SMALL, "--epoch=1", f"--output={output}")
+    first = ("own-data", str(tmp_path))
+    done = run_ranks("train_rank.py", 2, *first, *SMALL, "--epoch=1", f"--output={output}")
     assert done.returncode != 0 and not output.exists()
     lines = [line for line in done.stderr.splitlines() if "slipstream-train:" in line]
-    assert len(lines) == 1 and "'epoch'" in lines[0] and "epochs" in lines[0]
+    assert len(lines) == 2 and "'epoch'" in lines[1] and "epochs" in lines[1]
+    expected = (
+        r"on rank 1: `files\[0\]` of --data=clicks is 'clicks\.csv, CRC-32 \d+', but it is "
+        r"'clicks\.csv, CRC-32 \d+' on rank 0\."
+    )
+    assert re.search(expected, lines[0])
     assert "test AUC" not in done.stdout
 
 

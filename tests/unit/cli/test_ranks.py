@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def test_ranks_with_different_local_data_are_refused(tmp_path: Path) -> None:
     settings = resolve(values, given, data.facts_of, train.make_flags())
     parts = data.open_parts(settings)
     own = describe(settings, parts.train.spec, 2)
-    other = {"settings": own["settings"], "data": {**own["data"], "content": "0"}}
+    (file,) = own["data"]["files"]
+    assert re.fullmatch(r"[\w.]+, SHA-256 [0-9a-f]{16}", file)
+    changed = {"files": [file[:-16] + 16 * "0"], "manifest": "0"}
+    other = {"settings": own["settings"], "data": {**own["data"], **changed}}
     comm = OtherRank(
         {
             "slipstream.run": json.dumps(other, sort_keys=True, default=repr),
@@ -71,7 +75,11 @@ def test_ranks_with_different_local_data_are_refused(tmp_path: Path) -> None:
     )
     saving = checkpoint_settings(values, given)
     trainer = Trainer(settings, parts, PhaseClock(), comm, saving)
-    with pytest.raises(AgreedError, match="on rank 1: `content` of --data is '0', but it is '"):
+    name, where = file.partition(",")[0], re.escape(str(folder))
+    expected = (
+        rf"on rank 1: `files\[0\]` of --data={where} is '{name}, SHA-256 0+', but it is '{name}"
+    )
+    with pytest.raises(AgreedError, match=expected):
         trainer.open()
 
 
