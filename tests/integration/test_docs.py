@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import pathlib
 import re
 import shlex
@@ -88,6 +89,34 @@ def test_page_examples_run(site, page, tmp_path, monkeypatch, capsys):
     exec(compile("\n".join(found), page, "exec"), {"__name__": "page"})
     if page != "using/checkpoints.md":
         assert "have been" in capsys.readouterr().out
+
+
+def test_tfrecord_and_libffm_are_converted_to_json_lines(site, tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.chdir(tmp_path)
+    integers = lambda values: tf.train.Feature(int64_list=tf.train.Int64List(value=values))  # noqa: E731
+    users = [{}, {"user": tf.train.Feature(bytes_list=tf.train.BytesList(value=["é".encode()]))}]
+    with tf.io.TFRecordWriter("clicks.tfrecord") as writer:
+        for click, user in enumerate(users):
+            columns = {"click": integers([click]), "tags": integers([7, -1][:click]), **user}
+            example = tf.train.Example(features=tf.train.Features(feature=columns))
+            writer.write(example.SerializeToString())
+    pathlib.Path("train.ffm").write_text("1 0:12:1 1:7:1 2:3:1 2:4:1\n-1 0:5:1\n")
+    for block in blocks(site, "using/data.md", "python"):
+        if "json.dumps" in block:
+            exec(compile(block, "using/data.md", "exec"), {})
+    found = [
+        [json.loads(line) for line in pathlib.Path(name).read_text().splitlines()]
+        for name in ("clicks.jsonl", "train.jsonl")
+    ]
+    assert found == [
+        [{"click": 0, "user": "", "tags": []}, {"click": 1, "user": "é", "tags": [7]}],
+        [
+            {"click": "1", "user": ["12"], "ad": ["7"], "tags": ["3", "4"]},
+            {"click": "-1", "user": ["5"], "ad": [], "tags": []},
+        ],
+    ]
 
 
 def test_snippets_are_included(site):
