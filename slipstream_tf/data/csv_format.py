@@ -43,6 +43,28 @@ class ParsedValues:
     num_lines: int
     reasons: dict[int, str]
 
+    def without_headers(self, label: str) -> "ParsedValues":
+        """Returns the values with the lines that repeat the header as malformed lines.
+
+        Without this, a text label would make such a line a negative example.
+
+        Args:
+            label: Name of the label column, which is the label of a header.
+        """
+        is_header = pc.equal(self.columns[label], label.encode()).to_numpy(zero_copy_only=False)
+        if not is_header.any():
+            return self
+        reason = (
+            f"the line is a header, because {label} is {label!r}. If the files begin with one, "
+            "remove `columns` from the schema"
+        )
+        return dataclasses.replace(
+            self,
+            columns={name: column.filter(~is_header) for name, column in self.columns.items()},
+            rows=self.rows[~is_header],
+            reasons={**self.reasons, **dict.fromkeys(self.rows[is_header].tolist(), reason)},
+        )
+
     def convert(self, schema: Schema) -> ParsedRows:
         """Converts the regular lines to examples; see `columns.convert`."""
         parsed = convert(schema, self.columns)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from absl import logging
 
 from slipstream_tf.data.columns import columns_of
-from slipstream_tf.data.csv_format import CsvFormat
+from slipstream_tf.data.csv_format import CsvFormat, ParsedValues
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.base import PART_RUN
-from slipstream_tf.data.schema import NONE, Schema
+from slipstream_tf.data.schema import NONE, TEXT, Schema
 from slipstream_tf.data.sources import (
     Block,
     Columns,
@@ -25,6 +26,15 @@ from slipstream_tf.data.sources import (
     train_and_test,
 )
 from slipstream_tf.data.spec import require_columns
+
+# First bytes of other kinds of files: the kind and the end of the names of such files.
+_OTHER_KINDS = {
+    b"PK\x03\x04": ("a .zip archive", ".zip"),
+    b"\x1f\x8b": ("compressed with gzip", ".gz"),
+    b"BZh91AY&SY": ("compressed with bzip2", ".bz2"),
+    b"\xfd7zXZ\0": ("compressed with xz", ".xz"),
+    b"PAR1\x15": ("a Parquet file", ".parquet"),
+}
 
 
 class LineSource(Source):
@@ -104,7 +114,7 @@ def first_line(path: str) -> bytes:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If the file is damaged, or in UTF-16.
+        ValueError: If the file is damaged, in UTF-16, compressed unlike its name, or Parquet.
     """
     with text.open_text(path) as (file, _), text.naming_damage(path, lambda: "at its beginning"):
         line = file.readline(text.MAX_LINE_BYTES)
@@ -113,6 +123,12 @@ def first_line(path: str) -> bytes:
             f"{path}: the file is in UTF-16. Expected UTF-8 or another encoding that contains "
             "ASCII. Convert it, for example with iconv --from-code=UTF-16 --to-code=UTF-8."
         )
+    for begin, (kind, end) in _OTHER_KINDS.items():
+        if line.startswith(begin):
+            raise ValueError(
+                f"{path}: the content is {kind}, not text. Expected a name that ends with {end}. "
+                "Rename or extract the file."
+            )
     return line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -196,6 +212,7 @@ class CsvSource(LineSource):
             paths: Paths of the files, in order.
         """
         self._schema = schema
+        self._has_warned = False
         self._format = CsvFormat(schema.delimiter, schema.quoting != NONE, schema.escape)
         self.header_lines = int(schema.columns is None)
         self.columns = columns_of(schema, dict.fromkeys(schema.names(), pa.binary()))
@@ -224,4 +241,24 @@ class CsvSource(LineSource):
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
-        return self._format.parse(lines, header, self._schema.names()).convert(self._schema)
+        values = self._format.parse(lines, header, self._schema.names())
+        if not (self._has_warned or lines.isascii()):
+            self._check_encoding(values)
+        return values.without_headers(self._schema.label).convert(self._schema)
+
+    def _check_encoding(self, values: ParsedValues) -> None:
+        """Logs a warning at the first text keys that are not in UTF-8."""
+        for key in self._schema.keys:
+            if key.kind == TEXT:
+                try:
+                    values.columns[key.column].cast(pa.string())
+                except pa.ArrowInvalid:
+                    self._has_warned = True
+                    logging.warning(
+                        "The column %r contains text that is not in UTF-8. Its keys depend on the "
+                        "encoding, therefore all files and the requests to a served model need "
+                        "the same. Convert the files, for example with iconv --from-code=LATIN1 "
+                        "--to-code=UTF-8.",
+                        key.column,
+                    )
+                    return

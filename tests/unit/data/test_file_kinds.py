@@ -177,6 +177,50 @@ def test_header_in_latin_1_is_read(tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize("columns", [["action", "user"], None])
+def test_lines_that_repeat_the_header_are_malformed(tmp_path, columns):
+    lines = ["action,user", "buy,a", "view,action", "action,user", "view,b"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    label = {"column": "action", "positive": ["buy"]}
+    rows, reasons = read(tmp_path / "a.csv", {"label": label, "keys": ["user"], "columns": columns})
+    assert [row["action"] for row in rows] == [1, 0, 0]
+    assert [line for line, _ in reasons] == ([1, 4] if columns else [4])
+    assert "the line is a header" in reasons[0][1] and "remove `columns`" in reasons[0][1]
+
+
+def test_text_that_is_not_in_utf_8_is_reported_once(tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: messages.append(text % values))
+    lines = "click,user,note\n" + "1,é,ü\n" * 70
+    for encoding in ("utf-8", "latin-1"):
+        (tmp_path / "a.csv").write_text(lines, encoding)
+        rows, _ = read(tmp_path / "a.csv", {"label": "click", "keys": ["user"]})
+        assert rows[-1]["user"] == hash_string("é".encode(encoding))
+        assert len(messages) == (encoding == "latin-1")
+    assert "'user' contains text that is not in UTF-8" in messages[0]
+    (tmp_path / "a.csv").write_bytes(b"click,user,note\n1,a,\xff\n")
+    read(tmp_path / "a.csv", {"label": "click", "keys": ["user"]})
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (gzip.compress(b"click\n"), "compressed with gzip.*ends with .gz"),
+        (bz2.compress(b"click\n"), "compressed with bzip2.*ends with .bz2"),
+        (lzma.compress(b"click\n"), "compressed with xz.*ends with .xz"),
+        (b"PK\3\4", "a .zip archive.*ends with .zip"),
+        (b"PAR1\x15\4", "a Parquet file.*ends with .parquet"),
+    ],
+)
+def test_content_that_differs_from_the_name_is_refused(tmp_path, content, named):
+    (tmp_path / "a.csv").write_bytes(content)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(content))
+    for name in ("a.csv", "a.json.gz"):
+        with pytest.raises(ValueError, match=f"{name}: the content is {named}"):
+            read(tmp_path / name, {**SCHEMA, "columns": LINES[0].split(",")})
+
+
 JSON_SCHEMA = {"label": "click", "keys": ["user", "tags"], "dense": ["price"]}
 
 
