@@ -31,9 +31,7 @@ MAX_TRIALS = 40
 SEEDS = (0, 1, 2)
 CHOSEN = "chosen.json"
 
-_SEARCH = flags.DEFINE_string(
-    "search", None, "Name of the search, such as frappe_dcn.", required=True
-)
+_SEARCH = flags.DEFINE_string("search", None, "Name of the search, such as frappe_dcn.")
 _TRIALS = flags.DEFINE_integer(
     "trials", 20, "Number of trials of the search.", lower_bound=1, upper_bound=MAX_TRIALS
 )
@@ -243,4 +241,5 @@ def main(_: Any) -> None:
 
 
 if __name__ == "__main__":
+    flags.mark_flag_as_required("search")  # Not of programs that import this module.
     app.run(main)

@@ -130,3 +130,4 @@ def test_default_settings_draws_valid_flags(monkeypatch: pytest.MonkeyPatch) -> 
             drawn = benchmark.draw(np.random.default_rng(trial), model)
             values, names = flags.parse(["--data=x", *(f"--{n}={v}" for n, v in drawn.items())])
             assert resolve(values, names, lambda _: facts, flags).model == model
+    assert not benchmark.flags.FLAGS["search"].validators  # Required by tuning.py only.
