@@ -23,6 +23,8 @@ _MIN_GENERATED = 100
 # Test fraction of generated data. Text readers also hold out one in ten runs of lines.
 _TEST_FRACTION = 0.1
 _SAMPLE_BYTES = 1 << 20
+# Ends of the paths of list elements in Parquet files.
+_ELEMENT = (".list.element", ".list.item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ def facts_of(data: str) -> DataFacts:
             num_examples=count,
             click_rate=clicks / count if count else None,
             rarer_in_valid=min(valid_clicks, valid - valid_clicks) if valid else None,
-            can_shuffle=not columns["lists"],
+            num_bytes=_num_bytes(data, manifest, count),
         )
     if os.path.isdir(data) or data.endswith(".parquet"):
         raise UsageError(
@@ -102,6 +104,31 @@ def _counts(manifest: Mapping[str, Any], part: str) -> tuple[int, int]:
     """Returns the numbers of examples and of clicks in a part of prepared data."""
     files = [shard[part] for shard in manifest["shards"] if shard[part] is not None]
     return sum(file["inputs"] for file in files), sum(file["clicks"] for file in files)
+
+
+def _num_bytes(data: str, manifest: Mapping[str, Any], count: int) -> int:
+    """Returns the size of the training part in memory, see `ParquetReader.in_memory`."""
+    import pyarrow.parquet as pq
+
+    columns = manifest["columns"]
+    flat = len(columns["keys"]) - len(columns["lists"])
+    # int64 keys, float32 numbers and label, int32 offsets of lists.
+    per_example = 8 * flat + 4 * (len(columns["dense"]) + 1 + len(columns["lists"]))
+    if not columns["lists"]:
+        return count * per_example
+    elements = 0
+    for shard in manifest["shards"]:
+        if shard["train"] is not None:
+            with _refusing(data):
+                found = pq.read_metadata(os.path.join(data, *shard["train"]["file"].split("/")))
+            chunks = (
+                found.row_group(group).column(index)
+                for group in range(found.num_row_groups)
+                for index in range(found.num_columns)
+            )
+            # Flat columns have one value per example, lists one per element.
+            elements += sum(c.num_values for c in chunks if c.path_in_schema.endswith(_ELEMENT))
+    return count * per_example + 8 * elements
 
 
 def _facts(reader: Reader, click_rate: float | None = None) -> DataFacts:

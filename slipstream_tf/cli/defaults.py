@@ -50,7 +50,8 @@ class DataFacts:
         click_rate: Fraction of the training labels that are 1. None if unknown.
         rarer_in_valid: Number of examples of the rarer label in the data's own validation part.
             None if there is no such part, so that a part of the training part is used.
-        can_shuffle: Whether the reader can shuffle examples in memory.
+        num_bytes: Size of the training part in memory, if the reader can shuffle it there. None if
+            it cannot.
     """
 
     name: str
@@ -60,7 +61,7 @@ class DataFacts:
     num_examples: int | None = None
     click_rate: float | None = None
     rarer_in_valid: int | None = None
-    can_shuffle: bool = False
+    num_bytes: int | None = None
 
     def __str__(self) -> str:
         count = self.num_examples
@@ -102,12 +103,9 @@ def choose(
         ),
         **_passes(count, facts, may_stop_early),
     }
-    if facts.can_shuffle and facts.num_examples is not None:
-        # int64 keys, float32 numbers and label.
-        num_bytes = facts.num_examples * (8 * facts.fields + 4 * facts.num_dense + 4)
-        if num_bytes <= _MAX_SHUFFLED_BYTES:
-            reason = f"prepared data without bags, {num_bytes / 2**20:,.0f} MiB in memory"
-            found["shuffle"] = ("examples", reason)
+    if facts.num_bytes is not None and facts.num_bytes <= _MAX_SHUFFLED_BYTES:
+        reason = f"prepared data, {facts.num_bytes / 2**20:,.0f} MiB in memory"
+        found["shuffle"] = ("examples", reason)
     if given.get("early_stopping"):
         found["epochs"] = (_MAX_PASSES, "early stopping")
     return {name: choice for name, choice in found.items() if name not in given}

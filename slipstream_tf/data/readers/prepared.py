@@ -13,14 +13,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from slipstream_tf._utils import disk
-from slipstream_tf._utils.errors import invalid, require_choice, shown
+from slipstream_tf._utils.errors import require_choice, shown
 from slipstream_tf.data.dense_statistics import merged_statistics
-from slipstream_tf.data.readers.arrays import ArrayReader
-from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN, Rows, is_in_part
-from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, ParquetReader
+from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN, is_in_part
+from slipstream_tf.data.readers.parquet import ParquetReader
 from slipstream_tf.data.spec import PARTS, DenseScale
 
 MANIFEST = "prepared.json"
@@ -278,25 +275,6 @@ class PreparedReader(ParquetReader):
             tables=tuple(tables_of(manifest).values()),
             scales=_scales(manifest),
         )
-
-    def in_memory(self, shuffle_seed: int) -> ArrayReader:
-        """Loads all examples; returns a reader that shuffles them each pass.
-
-        Args:
-            shuffle_seed: Seed of the order. Pass e of the reader, from 0, has the order that
-                `(shuffle_seed, e)` determines.
-
-        Raises:
-            ValueError: If a field is a list, or a shard is damaged.
-        """
-        if self._lists:
-            allowed = "'none' or 'shards', because lists cannot be shuffled in memory"
-            raise invalid("shuffle", "examples", f"the lists {sorted(self._lists)}", allowed)
-        blocks = []
-        for features, label in self.in_batches_of(ROWS_AT_ONCE)._batches():
-            dense = features.get("dense", np.empty((len(label), 0), np.float32))
-            blocks.append(Rows(label, dense, features["keys"]))
-        return ArrayReader(self.spec, Rows.join(blocks), self._batch_size, shuffle_seed)
 
 
 def _without_examples(folder: str, what: str) -> str:

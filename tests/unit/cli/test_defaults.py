@@ -88,11 +88,12 @@ def test_rate_of_rows_suits_given_optimizer(optimizer, settled):
 
 
 def test_data_that_fits_into_memory_is_shuffled(settled):
-    shuffled = dataclasses.replace(SMALL, can_shuffle=True)
+    shuffled = dataclasses.replace(SMALL, num_bytes=1 << 30)
     assert settled(SMALL).shuffle == "none"
     assert settled(shuffled).shuffle == settled(shuffled, "--dry_run").shuffle == "examples"
     assert settled(shuffled, "--shuffle=none").shuffle == "none"
-    assert settled(dataclasses.replace(LARGE, can_shuffle=True)).shuffle == "none"
+    larger = dataclasses.replace(SMALL, num_bytes=(1 << 30) + 1)
+    assert settled(larger).shuffle == "none"
 
 
 def test_limit_of_examples_reduces_batches(settled):
@@ -120,7 +121,7 @@ def test_reasons_are_recorded_and_printed(settled):
         bags=st.integers(0, 1),
         num_examples=st.none() | st.integers(1, 10**12),
         click_rate=st.none() | st.floats(0, 1),
-        can_shuffle=st.booleans(),
+        num_bytes=st.none() | st.integers(1, 10**12),
     ),
     st.booleans(),
 )
@@ -151,5 +152,6 @@ def test_facts_of_prepared_folder(bags, tmp_path):
         bags=bags,
         num_examples=1_800,
         click_rate=0.25,
-        can_shuffle=not bags,
+        # float32 label and number, int64 keys; the bag also has int32 offsets.
+        num_bytes=1_800 * (8 + 8 + 8 + (12 if bags else 0)),
     )

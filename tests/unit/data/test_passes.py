@@ -12,23 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.avazu import AvazuReader
-from slipstream_tf.data.readers.base import Passes, Rows
+from slipstream_tf.data.readers.base import Passes
 from slipstream_tf.data.readers.criteo import CriteoReader
 from slipstream_tf.data.readers.generator import GeneratedReader
 from slipstream_tf.data.readers.parquet import ParquetReader
-from slipstream_tf.data.spec import DataSpec
 
 BATCH, EPOCHS = 7, 3
 SPEC = tf.TensorSpec([None], tf.int64)
 
 
-def arrays(_: Path) -> Any:
-    keys = np.random.default_rng(1).integers(0, 50, (40, 2))
-    spec = DataSpec("made", ("a", "b"), 0, 40)
-    label, dense = (keys[:, 0] % 2).astype(np.float32), np.empty((40, 0), np.float32)
-    return ArrayReader(spec, Rows(label, dense, keys), BATCH, shuffle_seed=3)
+def shuffled(folder: Path) -> Any:
+    return parquet(folder).in_memory(3)
 
 
 def criteo(folder: Path) -> Any:
@@ -78,7 +73,7 @@ def flat(batch: Any) -> list[np.ndarray]:
     return [part.numpy() for part in tf.nest.flatten(batch, expand_composites=True)]
 
 
-@pytest.mark.parametrize("make", [arrays, criteo, avazu, parquet, generated])
+@pytest.mark.parametrize("make", [shuffled, criteo, avazu, parquet, generated])
 @pytest.mark.parametrize("at", [0, 1, 5, 8, 11])
 def test_saved_iterator_resumes_in_other_reader(make: Any, at: int, tmp_path: Path) -> None:
     def data(reader: Any) -> tf.data.Dataset:

@@ -7,10 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipstream_tf.data import DataSpec
-from slipstream_tf.data.readers.arrays import ArrayReader
 from slipstream_tf.data.readers.avazu import HEADER, AvazuReader
-from slipstream_tf.data.readers.base import Rows
 from slipstream_tf.data.readers.criteo import CriteoReader
 from slipstream_tf.data.readers.parquet import ParquetReader
 
@@ -18,18 +15,6 @@ from slipstream_tf.data.readers.parquet import ParquetReader
 def numbers(reader):
     """Returns the first keys of a pass, which number the examples."""
     return np.concatenate([features["keys"][:, 0].numpy() for features, _ in reader.dataset()])
-
-
-@pytest.mark.parametrize("batch_size", [3, 64, 2000])
-def test_array_rows_are_numbered(batch_size):
-    count = 1003 if batch_size == 64 else 2000
-    spec, keys = DataSpec("x", ("a",), 0, count), np.arange(count)[:, None]
-    rows = Rows(np.zeros(count, np.float32), np.zeros((count, 0), np.float32), keys)
-    reader = ArrayReader(spec, rows, batch_size, shuffle_seed=5)
-    passes = [numbers(reader).tolist() for _ in range(2)]
-    for found in passes:
-        assert sorted(found) == list(range(count))
-    assert passes[0] != passes[1]
 
 
 def criteo_line(number):
