@@ -5,7 +5,8 @@
 A task is a prepared folder. For each model, trials draw settings, and the trial with the highest
 validation AUC is trained again with several seeds and evaluated on the test part. It is compared
 with `slipstream-train --data=FOLDER` without other flags. Finished runs are not repeated, so that
-the same command resumes. A larger --trials_per_model adds trials.
+the same command resumes. A larger --trials_per_model adds trials. The results of other tasks stay
+in the summary.
 
 The data is generated, except for Frappe and globo, see `datasets/`. A test part has at least 20,000
 examples. A run takes seconds, and forks this process instead of importing TensorFlow again.
@@ -19,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ from absl import app, flags
 
 MODELS = ("dlrm", "dcn", "deepfm")
 ALLOWED = 0.01  # Maximum difference in test AUC from the best model.
+# Settings in the table, unless they are 0.
+_SHOWN = (
+    "model", "dim", "mlp", "batch_size", "rows_optimizer", "rows_learning_rate", "rows_init",
+    "learning_rate", "dropout", "rows_l2", "early_stopping",
+)  # fmt: skip
 
 _TRIALS = flags.DEFINE_integer("trials_per_model", 20, "Number of trials per model.", lower_bound=1)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of the evaluated runs.")
@@ -52,15 +58,15 @@ def law_pairs(random: np.random.Generator) -> tuple[Columns, dict[str, Any]]:
     }
 
 
-def law_rare(random: np.random.Generator) -> tuple[Columns, dict[str, Any]]:
-    """Returns eight skewed key columns with pairwise effects and 6% clicks."""
-    sizes = np.array([10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000])
+def law_wide(random: np.random.Generator) -> tuple[Columns, dict[str, Any]]:
+    """Returns twenty skewed key columns with pairwise effects and rare clicks."""
+    sizes = np.geomspace(10, 10_000, 20).astype(int)
     keys = common_keys(random, sizes, COUNT)
     logit = np.zeros(len(keys))
     factors = []
     for column, size in zip(keys.T, sizes, strict=True):
-        logit += random.normal(0, 0.4, size)[column]
-        factors.append(random.normal(0, 0.5, (size, 4))[column])
+        logit += random.normal(0, 0.25, size)[column]
+        factors.append(random.normal(0, 0.4, (size, 4))[column])
     logit += sum((a * b).sum(1) for a, b in itertools.pairwise(factors))
     columns = {f"f{i}": column for i, column in enumerate(keys.T)}
     columns["clicked"] = _drawn(random, _sigmoid(logit - 3.6))
@@ -120,7 +126,7 @@ def _drawn(random: np.random.Generator, chance: np.ndarray) -> np.ndarray:
 
 
 LAWS: Mapping[str, Callable[[np.random.Generator], tuple[Columns, dict[str, Any]]]] = {
-    law.__name__: law for law in (law_pairs, law_rare, law_numbers, ratings)
+    law.__name__: law for law in (law_pairs, law_wide, law_numbers, ratings)
 }
 # Data set and options of its program in datasets/.
 PREPARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -187,35 +193,49 @@ def best_trial(task: str, model: str, data: str, count: int, folder: Path) -> di
     return best
 
 
+def compare(task: str, trials: int, seeds: Sequence[int], root: Path) -> str:
+    """Compares the chosen settings of a task with the best trials; writes a part of the summary."""
+    data, folder = folder_of(task, root), root / task
+    ways: dict[str, Mapping[str, Any]] = {"chosen": {}}
+    for model in MODELS:
+        ways[model] = best_trial(task, model, data, trials, folder)
+    aucs: dict[str, list[float]] = {}
+    settings, examples = [], []
+    for way, chosen in ways.items():
+        # The options come from the trials, so that more trials do not reuse a former best.
+        records = []
+        for seed in seeds:
+            given, own = {"data": data, "seed": seed, **chosen}, folder / _name(way, chosen, seed)
+            records.append(common.train(given, own, chooses=True, forks=True))
+        aucs[way] = [record["test"]["auc"] for record in records]
+        examples.append([record["examples"]["trained"] / 1e6 for record in records])
+        used = records[0]["settings"]
+        settings.append(", ".join(f"{name} {_text(used[name])}" for name in _SHOWN if used[name]))
+    best = max(MODELS, key=lambda way: statistics.fmean(aucs[way]))
+    behind = [b - a for a, b in zip(aucs["chosen"], aucs[best], strict=True)]
+    names = ["chosen by the data", *(f"best of {trials}, {model}" for model in MODELS)]
+    table = [
+        summary.column("settings", names),
+        summary.column("test AUC", list(aucs.values()), "{:.4f}", "mean"),
+        summary.column("M examples", examples, "{:.2f}", "mean"),
+        summary.column("of seed 0", settings),
+    ]
+    claims = {f"{task}.auc_behind_best": summary.claim(behind, ALLOWED, "lower", statistics.fmean)}
+    return summary.write("default_settings", task, {"": table}, claims)
+
+
+def _text(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, list) else f"{value}"
+
+
 def main(_: Any) -> None:
     seeds = common.integers("seeds", _SEEDS.value)
-    root, claims = Path(_RECORDS.value), {}
-    columns: dict[str, list[Any]] = {name: [] for name in ("chosen", *MODELS)}
     for task in _TASKS.value:
         if task not in TASKS:
             raise app.UsageError(f"Invalid --tasks: {task!r}. Expected {', '.join(TASKS)}.")
-        data, folder = folder_of(task, root), root / task
-        ways: dict[str, Mapping[str, Any]] = {"chosen": {}}
-        for model in MODELS:
-            ways[model] = best_trial(task, model, data, _TRIALS.value, folder)
-        aucs = {}
-        for way, chosen in ways.items():
-            # The options come from the trials, so that more trials do not reuse a former best.
-            records = []
-            for seed in seeds:
-                own = folder / _name(way, chosen, seed)
-                given = {"data": data, "seed": seed, **chosen}
-                records.append(common.train(given, own, chooses=True, forks=True))
-            aucs[way] = [record["test"]["auc"] for record in records]
-            columns[way].append(aucs[way])
-        best = max(MODELS, key=lambda way: statistics.fmean(aucs[way]))
-        behind = [b - a for a, b in zip(aucs["chosen"], aucs[best], strict=True)]
-        claims[task] = summary.claim(behind, ALLOWED, "lower", statistics.fmean)
-    table = [
-        summary.column("task", _TASKS.value),
-        *(summary.column(f"AUC, {way}", aucs, "{:.4f}", "mean") for way, aucs in columns.items()),
-    ]
-    print(summary.write("default_settings", "Test AUC", {"": table}, claims))
+    for task in _TASKS.value:
+        page = compare(task, _TRIALS.value, seeds, Path(_RECORDS.value))
+    print(page)
 
 
 def _name(way: str, chosen: Mapping[str, Any], seed: int) -> str:
