@@ -232,8 +232,9 @@ def _require_trainable(settings: Settings, manifest: Mapping[str, Any]) -> None:
         raise UsageError(
             f"Invalid flag --data={settings.data}: all {inputs:,} training examples have the label "
             f"{int(clicks > 0)}. Expected examples of both labels, because a model cannot learn "
-            "from one. Check `label` and `positive_from` in the schema of slipstream-prepare, and "
-            "the order of the lines: slipstream-prepare --split=random mixes them."
+            "from one. Check `label` in the schema of slipstream-prepare (the column, "
+            "`positive_from` or `positive`) and the order of the lines: slipstream-prepare "
+            "--split=random mixes them."
         )
 
 

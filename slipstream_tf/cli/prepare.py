@@ -297,7 +297,7 @@ def write(
             raise RunError(f"{text}. Remove --strict to skip malformed lines.") from None
         except TooManyBadLinesError as error:
             advice = "\nTo use the other lines nevertheless, pass --max_bad_fraction=1."
-            raise RunError(f"{error}{advice if error.good_lines else ''}") from None
+            raise RunError(f"{error}{advice if error.may_accept else ''}") from None
         except (OSError, ValueError) as error:
             raise RunError(str(error)) from None
     print(summary(statistics))
@@ -326,15 +326,15 @@ def why_untrainable(statistics: Mapping[str, Any]) -> str:
     if clicks["train"] in (0, inputs["train"]):
         return (
             f"Note: all training examples have the label {int(clicks['train'] > 0)}, so a model "
-            "cannot learn. Check `label` and `positive_from` in the schema, and the order of the "
-            "lines: --split=random mixes them."
+            "cannot learn. Check `label` in the schema (the column, `positive_from` or `positive`) "
+            "and the order of the lines: --split=random mixes them."
         )
     return ""
 
 
 def summary(statistics: Mapping[str, Any]) -> str:
     """Formats the content of statistics.json as a table and a few sentences."""
-    from slipstream_tf.data.preparation import reason_lines
+    from slipstream_tf.data.preparation import reason_lines, shown_counts
 
     def percent(fraction: float | None) -> str:
         return "n/a" if fraction is None else f"{fraction:.1%}"
@@ -358,6 +358,12 @@ def summary(statistics: Mapping[str, Any]) -> str:
     for name, found in statistics["dense"].items():
         if found["suspected_kind"] is not None:
             lines += [f"Warning: the numbers of {name!r} {_WARNINGS[found['suspected_kind']]}", ""]
+    if unused := statistics["unused_positive"]:
+        lines += [
+            f"Warning: no label is {' or '.join(map(repr, unused))}, of `positive` in the schema. "
+            f"The labels are {shown_counts(statistics['labels'])}.",
+            "",
+        ]
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
     for part, text in (("train", "training"), ("valid", "validation"), ("test", "test")):
         if part == "valid" and not inputs[part]:

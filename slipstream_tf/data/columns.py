@@ -3,6 +3,7 @@
 Reading the ids with `ParquetReader` gives the same keys as reading the columns themselves.
 """
 
+import collections
 import datetime
 import math
 import re
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream_tf._utils.errors import shown
+from slipstream_tf._utils.errors import MAX_SHOWN, shown
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
 from slipstream_tf.data.readers.hashing import (
@@ -34,6 +35,7 @@ EXACT = {
 
 Integers must also be in the range of int64 or uint64.
 """
+_MAX_TEXTS = 1_000  # Maximum number of different texts of a label that are counted in a block.
 _TRUE, _FALSE = [b"true", b"True", b"TRUE"], [b"false", b"False", b"FALSE"]
 ALLOWED = {
     TEXT: "text",
@@ -133,9 +135,9 @@ def _key_type(key: KeyColumn, kind: pa.DataType) -> str:
 def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     """Converts the rows of a block to examples.
 
-    A row is malformed if its label is missing, not a number or out of range, if a dense value is
-    not a number or not finite, or if a key cannot be parsed. Missing dense values and missing ids
-    become null.
+    A row is malformed if its label is missing or has no meaning, if a dense value is not a number
+    or not finite, or if a key cannot be parsed. Missing dense values and missing ids
+    become null. Lists contain no missing ids, and a missing list is empty.
 
     Args:
         schema: Meaning of the columns.
@@ -154,8 +156,10 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
                 value = value[:40].decode(errors="backslashreplace")
             reasons.setdefault(row, f"{name} is {shown(value)}; expected {allowed}")
 
-    text_missing = pa.array([value.encode() for value in schema.missing], pa.binary())
-    label, allowed = _labels(schema, columns[schema.label], text_missing)
+    text_missing = _encoded(schema.missing)
+    texts, is_missing = _label_texts(columns[schema.label], text_missing)
+    refuse(schema.label, is_missing, "a label, not a missing value")
+    label, allowed = _labels(schema, texts)
     refuse(schema.label, np.isnan(label), allowed)
     result = {schema.label: pa.array(label)}
     for dense in schema.dense:
@@ -182,7 +186,8 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
     is_good[list(reasons)] = False
     if reasons:
         table = table.filter(pa.array(is_good))
-    return ParsedRows(table, is_good, dict(sorted(reasons.items())))
+    counts = _counts(texts) if schema.positive else {}
+    return ParsedRows(table, is_good, dict(sorted(reasons.items())), counts)
 
 
 def missing_numbers(missing: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +200,7 @@ def missing_numbers(missing: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         The texts that `as: integer` reads as ids, int64 [m], and the texts that a dense column
         reads as numbers, float32 [n].
     """
-    texts = pa.array([text.encode() for text in missing], pa.binary())
+    texts = _encoded(missing)
     none = pa.array([], pa.binary())
     ids, is_malformed = _text_ids(INTEGER, texts)
     numbers = [_single(_numbers(texts[i : i + 1], none)[0]) for i in range(len(texts))]
@@ -217,6 +222,8 @@ def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     column = column.cast(pa.binary())
+    if not len(missing):
+        return column
     if len(missing) == 1 and missing[0].as_py() == b"":
         is_missing = np.diff(text_offsets(column)) == 0
     else:
@@ -224,32 +231,61 @@ def _as_binary(column: pa.Array, missing: pa.Array) -> pa.Array:
     return without(column, is_missing) if is_missing.any() else column
 
 
-def _labels(schema: Schema, column: pa.Array, missing: pa.Array) -> tuple[np.ndarray, str]:
-    """Converts the label column.
+def _label_texts(column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Returns the label column with null for missing values, and which are missing, bool [n].
 
-    Returns float32 [n] in [0, 1], NaN for malformed labels, and a description of the allowed
-    values.
+    Text becomes binary. Other types stay.
     """
     if _is_text_like(column.type):
         column = _as_binary(column, missing)
+    return column, pc.is_null(column, nan_is_null=True).to_numpy(zero_copy_only=False)
+
+
+def _labels(schema: Schema, column: pa.Array) -> tuple[np.ndarray, str]:
+    """Converts the result of `_label_texts` to labels.
+
+    Returns float32 [n], 0 or 1, NaN for malformed or missing labels, and a description of the
+    allowed values.
+    """
     if schema.positive:
-        text = column.cast(pa.string()) if parquet.is_integer_or_boolean(column.type) else column
-        positive = pa.array([value.encode() for value in schema.positive], pa.binary())
-        is_positive = pc.is_in(text.cast(pa.binary()), value_set=positive)
+        is_positive = pc.is_in(_as_text(column), value_set=_encoded(schema.positive))
         label = is_positive.to_numpy(zero_copy_only=False).astype(np.float32)
-        return np.where(_nulls(text), np.float32(np.nan), label), "a value"
+        return np.where(_nulls(column), np.float32(np.nan), label), "a value"
     if _is_text_like(column.type):
         is_true, is_false = (pc.is_in(column, value_set=pa.array(v)) for v in (_TRUE, _FALSE))
         column = pc.if_else(is_true, b"1", pc.if_else(is_false, b"0", column))
-    label = _single(_numbers(column, missing)[0])
+    label = _single(_numbers(column, pa.array([], pa.binary()))[0])
     if schema.positive_from is None:
         allowed = (
-            "a number from 0 to 1, or a boolean. For ratings or -1 and 1 set `positive_from`, for "
-            "text set `positive` in the schema"
+            "0, 1, true or false. Set in `label` of the schema which values are 1: `positive_from` "
+            "for numbers, for example ratings, or `positive` for texts and codes"
         )
-        return np.where((label >= 0) & (label <= 1), label, np.float32(np.nan)), allowed
+        return np.where((label == 0) | (label == 1), label, np.float32(np.nan)), allowed
     label = np.where(np.isfinite(label), label >= schema.positive_from, np.nan)
     return label.astype(np.float32), "a finite number. For text set `positive` in the schema"
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Converts integers, booleans or text to binary values."""
+    return column.cast(pa.string()).cast(pa.binary()) if not _is_text_like(column.type) else column
+
+
+def _encoded(texts: Sequence[str]) -> pa.Array:
+    return pa.array([text.encode() for text in texts], pa.binary())
+
+
+def _counts(column: pa.Array) -> dict[str, int]:
+    """Returns the number of each of the most frequent texts of a label column."""
+    pairs = pc.value_counts(_as_text(column).drop_null()).to_pylist()
+    counts: collections.Counter[str] = collections.Counter()
+    for pair in pairs:
+        counts[shown_label(pair["values"])] += pair["counts"]
+    return dict(counts.most_common(_MAX_TEXTS))
+
+
+def shown_label(value: bytes) -> str:
+    """Returns a text of a label column as in `ParsedRows.label_counts`: its beginning."""
+    return value[:MAX_SHOWN].decode(errors="backslashreplace")
 
 
 def _nulls(column: pa.Array) -> np.ndarray:

@@ -72,7 +72,7 @@ class ParsedValues:
         is_good[self.rows[parsed.is_good]] = True
         of_values = {int(self.rows[row]): reason for row, reason in parsed.reasons.items()}
         reasons = dict(sorted({**self.reasons, **of_values}.items()))
-        return ParsedRows(parsed.table, is_good, reasons)
+        return ParsedRows(parsed.table, is_good, reasons, parsed.label_counts)
 
 
 class CsvFormat:

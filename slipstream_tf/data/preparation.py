@@ -24,6 +24,7 @@ from slipstream_tf._utils.memory import require_room
 from slipstream_tf.data import fingerprints
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
+from slipstream_tf.data.columns import shown_label
 from slipstream_tf.data.dense_statistics import merged_statistics, suspected_kind
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
@@ -35,10 +36,11 @@ _LOCK = ".lock"
 _BLOCKS_AHEAD = 2  # Number of parsed blocks that wait, in addition to one block per thread.
 _EARLY_ROWS = 100_000  # From this number of rows on, too many malformed rows stop a preparation.
 _SHOWN_REASONS = 5
+_SHOWN_LABELS = 10
 # Pattern in a reason -> advice. Only the first match of a reason is used.
 _ADVICE = {
     "columns; expected": "Set the `delimiter`, `quoting` and `escape` of the files in the schema.",
-    "positive_from": "If the column is not the label, name another column in the schema.",
+    "`positive(_from)?`": "If the column is not the label, name another column in the schema.",
     "a finite number": "List the texts of missing numbers in `missing` of the schema, or use the "
     "column as a key.",
     "(integer|digits).* or a missing": "Remove `as` from the key in the schema, so that its text "
@@ -62,10 +64,11 @@ class TooManyBadLinesError(ValueError):
     """Raised if more lines are malformed than `Options.max_bad_fraction` allows.
 
     Attributes:
-        good_lines: Number of well-formed lines.
+        may_accept: Whether a higher fraction can give usable data. It cannot if no line is
+            well-formed, or if labels are neither 0 nor 1: a label of 1 may then be a low rating.
     """
 
-    good_lines = 0
+    may_accept = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +240,9 @@ def _same(
                 file["modified"] = time
             shard_files.write_manifest(folder, found)
         return found
-    is_refused = not found["is_complete"] and _has_many_bad_lines(found, options.max_bad_fraction)
+    is_refused = not found["is_complete"] and (
+        _has_many_bad_lines(found, options.max_bad_fraction) or not _occurring(found)
+    )
     if not (options.overwrite or is_refused):
         raise OtherPreparation(
             f"{folder} contains data of another preparation (different: {', '.join(other)})"
@@ -396,6 +401,7 @@ class _Preparation:
         if not sum(_totals(manifest)["inputs"].values()):
             first = _first_bad_line(manifest) or "the files have no rows"
             raise ValueError(f"The data contains no well-formed example: {first}")
+        _require_positive(manifest)
         manifest["is_complete"] = True
         shard_files.write_manifest(folder, manifest)
 
@@ -444,6 +450,7 @@ class _Preparation:
         statistics = {
             "name": manifest["name"],
             **totals,
+            "unused_positive": _unused_positive(manifest, totals["labels"]),
             "count_bytes": options.count_bytes,
             "fields": described,
             "dense": self.describe_dense(),
@@ -507,13 +514,16 @@ def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
         for what in ("inputs", "clicks")
     }
     reasons: collections.Counter[str] = collections.Counter()
+    labels: collections.Counter[str] = collections.Counter()
     for shard in shards:
         reasons.update(shard["bad_reasons"])
+        labels.update(shard.get("labels", {}))
     return {
         **counted,
         "bad_lines": reasons.total(),
         "bad_reasons": dict(reasons.most_common()),
         "first_bad_line": _first_bad_line(manifest),
+        "labels": dict(labels.most_common()),
         "shards": len(shards),
     }
 
@@ -545,8 +555,48 @@ def _require_few_bad_lines(manifest: Mapping[str, Any], max_fraction: float) -> 
         *dict.fromkeys(advice for reason in reasons if (advice := _advice(reason))),
     ]
     error = TooManyBadLinesError("\n".join(lines))
-    error.good_lines = good
+    error.may_accept = good > 0 and not any("`positive_from`" in reason for reason in reasons)
     raise error
+
+
+def _positive(manifest: Mapping[str, Any]) -> list[str]:
+    """Returns the texts of `positive` in the schema; empty without them."""
+    return list(manifest["source"].get("schema", {}).get("positive") or ())
+
+
+def _occurring(manifest: Mapping[str, Any]) -> bool:
+    """Returns whether a label is 1, if the schema has `positive`."""
+    return not _positive(manifest) or any(_totals(manifest)["clicks"].values())
+
+
+def _unused_positive(manifest: Mapping[str, Any], labels: Mapping[str, int]) -> list[str]:
+    """Returns the texts of `positive` that no label has; empty if some labels were not counted."""
+    if len(labels) >= shard_files.MAX_LABELS:
+        return []
+    return [text for text in _positive(manifest) if shown_label(text.encode()) not in labels]
+
+
+def _require_positive(manifest: Mapping[str, Any]) -> None:
+    """Raises ValueError if no label is one of the texts of `positive`."""
+    if _occurring(manifest):
+        return
+    column, found = manifest["columns"]["label"], _totals(manifest)["labels"]
+    raise ValueError(
+        f"All labels would be 0, because no value of the column {column!r} is in `positive`, "
+        f"{_positive(manifest)}, of the schema. Expected one of its values: {shown_counts(found)}."
+    )
+
+
+def shown_counts(counts: Mapping[str, int]) -> str:
+    """Returns the most frequent texts with their counts, for a message.
+
+    Args:
+        counts: Counts by text, by descending count.
+    """
+    pairs = [f"{text!r} ({count:,})" for text, count in counts.items()]
+    rest = len(pairs) - _SHOWN_LABELS
+    more = [f"and {rest} more"] if rest > 0 else []
+    return ", ".join(pairs[:_SHOWN_LABELS] + more)
 
 
 def reason_lines(reasons: Mapping[str, int]) -> list[str]:

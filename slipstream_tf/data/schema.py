@@ -72,7 +72,7 @@ class Schema:
         keys: The categorical fields, in the order of the key columns.
         dense: The columns of numbers.
         positive_from: Labels of at least this value become 1, smaller labels become 0. None
-            requires labels in [0, 1], or `positive`.
+            requires labels of 0, 1, true or false, or `positive`.
         positive: Texts that become 1; other labels become 0. For columns of integers or booleans,
             the text of the value, for example "2" or "true". Empty if labels are numbers.
         missing: Texts that represent a missing value.

@@ -29,6 +29,7 @@ GROUP_ROWS = 131_072  # Number of rows in a row group.
 _MAX_REASONS = 50  # Further kinds of errors of a shard are counted together.
 _OTHER_REASONS = "other reasons"
 _MIN_RUN = 32  # Mean length of runs of rows from which slices are faster than copies.
+MAX_LABELS = 50  # Maximum number of label texts that a shard counts.
 COMPRESSIONS = ("snappy", "zstd", "none")
 # The value in the reason of a malformed row: "price is 'x'; expected a number".
 _VALUE = re.compile(r" is .*; expected", re.DOTALL)
@@ -93,6 +94,7 @@ class ShardWriter:
         }
         self._bad_reasons: collections.Counter[str] = collections.Counter()
         self._first_bad_line: str | None = None
+        self._labels: collections.Counter[str] = collections.Counter()
 
     def add(self, parsed: ParsedRows, parts: Mapping[str, np.ndarray]) -> None:
         """Adds the examples of a block.
@@ -104,6 +106,7 @@ class ShardWriter:
         table = (
             parsed.table.drop_columns([TIME]) if TIME in parsed.table.column_names else parsed.table
         )
+        self._labels.update(parsed.label_counts)
         for part, is_of_part in parts.items():
             is_wanted = is_of_part[parsed.is_good]
             if is_wanted.any():
@@ -138,6 +141,7 @@ class ShardWriter:
             "bad_lines": self._bad_reasons.total(),
             "bad_reasons": dict(self._bad_reasons),
             "first_bad_line": self._first_bad_line,
+            "labels": dict(self._labels.most_common(MAX_LABELS)),
             "end": dataclasses.asdict(end),
         }
 

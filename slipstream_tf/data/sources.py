@@ -70,11 +70,14 @@ class ParsedRows:
         is_good: bool [rows of the block]: True for rows in `table`.
         reasons: Errors of the malformed rows, by row of the block, ascending. A row that is in
             neither `table` nor `reasons` is an empty line.
+        label_counts: Number of each of the most frequent texts of the label column, if the schema
+            has `positive`.
     """
 
     table: pa.Table
     is_good: np.ndarray
     reasons: dict[int, str]
+    label_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

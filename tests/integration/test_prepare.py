@@ -337,14 +337,18 @@ def test_files_of_other_parts_are_left_out_of_folders(
         assert named in capsys.readouterr().err
 
 
-def test_no_well_formed_line_gives_no_advice_to_accept_all(
+def test_labels_other_than_0_and_1_give_no_advice_to_accept_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = write_clicks(tmp_path / "clicks.csv", range(50), label="yes")
-    assert run(data, f"--schema={tmp_path / 'clicks.json'}", f"--output={tmp_path / 'out'}") == 1
-    printed = capsys.readouterr().err
-    assert "The data contains no well-formed example. 50 of 50 lines" in printed
-    assert "--max_bad_fraction" not in printed
+    for labels, lines in (("yes", "no well-formed example. 50 of 50"), ("12345", "40 of 50 lines")):
+        data = write_clicks(tmp_path / "clicks.csv", range(50))
+        rows = [f"{label},u,1" for label in ([labels] if labels == "yes" else labels)]
+        data.write_text("\n".join(["click,keys,hour", *rows * (50 // len(rows))]))
+        out = f"--output={tmp_path / 'out'}"
+        assert run(data, f"--schema={tmp_path / 'clicks.json'}", out, "--overwrite") == 1
+        printed = capsys.readouterr().err
+        assert lines in printed and "--max_bad_fraction" not in printed
+        assert "`positive_from` for numbers, for example ratings" in printed
 
 
 def refuse_to_train(folder: Path, *flags: str) -> int:

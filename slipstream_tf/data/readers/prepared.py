@@ -128,8 +128,10 @@ def _problem(manifest: dict[str, Any]) -> str | None:
         end = shard["end"]
         if len(end) != len(_SHARD_KINDS["end"]) or min(end.values()) < 0:
             return f"{place}: `end` is {shown(end)}"
-        if not all(isinstance(count, int) for count in shard["bad_reasons"].values()):
-            return f"{place}: `bad_reasons` is {shown(shard['bad_reasons'])}"
+        for name in ("bad_reasons", "labels"):
+            found = shard.get(name, {})
+            if not isinstance(found, dict) or not all(type(n) is int for n in found.values()):
+                return f"{place}: `{name}` is {shown(found)}"
         for name in columns["dense"]:
             found = shard["dense"].get(name)
             if (wrong := _wrong(found, _DENSE_KINDS)) is not None:

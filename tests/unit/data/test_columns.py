@@ -31,12 +31,12 @@ def test_text_columns_of_every_kind_are_parsed():
         "missing": ["", "NA"],
     }
     header = ("age", "user", "y", "unused", "ad", "site", "tags", "price")
-    text = "1.5,anna,1,?,-7,ff,x|y,3\nNA,NA,0,?,,,,-1\n2e1,é,0.25,?,9223372036854775807,A,NA|x|,\n"
+    text = "1.5,anna,1,?,-7,ff,x|y,3\nNA,NA,0,?,,,,-1\n2e1,é,1.0,?,9223372036854775807,A,NA|x|,\n"
     result = parsed(schema, text, header)
     assert result.is_good.all() and not result.reasons
     x, y = hash_string(b"x"), hash_string(b"y")
     assert result.table.to_pydict() == {
-        "y": [1.0, 0.0, 0.25],
+        "y": [1.0, 0.0, 1.0],
         "age": [1.5, None, 20.0],
         "price": [float(np.float32(np.log(4))), -float(np.float32(np.log(2))), None],
         "user": [hash_string(b"anna"), None, hash_string("é".encode())],
@@ -57,11 +57,13 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("2,1,1,a", "y is '2'; expected a number from 0 to 1, or a boolean. For ratings or -1 and"),
-        ("-1,1,1,a", "set `positive_from`, for text set `positive` in the schema"),
-        (",1,1,a", "y is ''"),
-        ("nan,1,1,a", "y is 'nan'"),
-        ("1,1.0,1,a", "k is '1.0'; expected an integer of int64 or uint64 or a"),
+        ("2,1,1,a", "y is '2'; expected 0, 1, true or false. Set in `label` of the schema which"),
+        ("-1,1,1,a", "`positive_from` for numbers, for example ratings, or `positive` for texts"),
+        ("0.25,1,1,a", "y is '0.25'; expected 0, 1, true or false."),
+        (",1,1,a", "y is ''; expected a label, not a missing value"),
+        ("nan,1,1,a", "y is 'nan'; expected 0, 1,"),
+        ("1,1.5,1,a", "k is '1.5'; expected an integer of int64 or uint64 or a"),
+        ("1,.0,1,a", "k is '.0'; expected an integer"),
         ("1,0x1,1,a", "k is '0x1'"),
         ("1,18446744073709551616,1,a", "k is '18446744073709551616'"),
         ("1,-9223372036854775809,1,a", "k is '-9223372036854775809'"),
@@ -140,13 +142,15 @@ def test_texts_of_label_are_positive(column):
     columns_of(schema, {"y": column.type, "k": pa.int64()})
     result = convert(schema, {"y": column, "k": pa.array(range(6))})
     assert result.table["y"].to_pylist() == [1, 0, 1, 0]
-    assert list(result.reasons) == [2, 3] and "expected a value" in result.reasons[3]
+    assert list(result.reasons) == [2, 3] and "expected a label" in result.reasons[3]
+    assert sorted(result.label_counts.values()) == [1, 1, 1, 1]
+    assert set(positive) < set(result.label_counts)
 
 
 def test_booleans_are_labels():
     result = parsed({"label": "y", "keys": ["k"]}, "True,1\nfalse,2\n0,3\nyes,4\n", ("y", "k"))
     assert result.table["y"].to_pylist() == [1, 0, 0]
-    assert "for text set `positive`" in result.reasons[3]
+    assert "`positive` for texts" in result.reasons[3] and not result.label_counts
     typed = {"y": pa.array([True, False]), "k": pa.array([1, 2])}
     for label in ("y", {"column": "y", "positive": ["true"]}):
         assert convert(parse_schema({"label": label, "keys": ["k"]}), typed).table[

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import slipstream_tf as slip
+from slipstream_tf.cli.prepare import summary
 from slipstream_tf.data import preparation, shards
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import OtherPreparation, TooManyBadLinesError
@@ -112,7 +113,7 @@ def test_prepared_parquet_equals_reader(tmp_path, small_blocks, run_prepare):
     for number in range(2):
         rows = range(number * 1_100, (number + 1) * 1_100)
         table = {
-            "y": [None if i == 40 else i % 4 / 3 for i in rows],
+            "y": [None if i == 40 else i % 4 // 3 for i in rows],
             "price": [None if i % 9 == 0 else i / 7 for i in rows],
             "word": [None if i % 5 == 0 else f"w{i % 13}" for i in rows],
             "bag": [None if i % 6 == 0 else [i % 3, i % 17][: i % 3] for i in rows],
@@ -367,6 +368,7 @@ def test_strict_mode_names_first_bad_line(tmp_path, criteo_lines, run_prepare):
         (lambda i: 1 if i % 9 == 0 else -1, 2_666),  # Labels of -1 and 1.
         (lambda i: 1 + i % 5, 2_400),  # Ratings of 1 to 5.
         (lambda i: i, 2_998),  # A row number.
+        (lambda i: i % 5 / 4, 1_800),  # Fractions.
     ],
 )
 def test_label_out_of_range_raises_with_counts_and_advice(tmp_path, run_prepare, label_of, bad):
@@ -382,13 +384,40 @@ def test_label_out_of_range_raises_with_counts_and_advice(tmp_path, run_prepare,
     )
     reasons = [line for line in text.splitlines() if line.startswith("  ")]
     assert len(reasons) == 1
-    assert reasons[0].startswith(f"  {bad:,} lines: click is malformed; expected a number from 0")
-    assert f"The first is {path}:" in text and "set `positive_from`" in text
+    assert reasons[0].startswith(f"  {bad:,} lines: click is malformed; expected 0, 1, true")
+    assert f"The first is {path}:" in text and "`positive_from` for numbers" in text
+    assert "If the column is not the label" in text and not raised.value.may_accept
     with pytest.raises(ValueError, match="is incomplete"):
         PreparedReader(tmp_path / "out", 10)
     # The corrected schema replaces the refused preparation.
     schema = parse_schema({"label": {"column": "click", "positive_from": 1}, "keys": ["user"]})
     assert run_prepare(path, tmp_path / "out", schema=schema, shard_rows=500)["bad_lines"] == 0
+
+
+def test_positive_that_no_label_has_raises_with_the_labels(tmp_path, run_prepare):
+    path = tmp_path / "a.csv"
+    labels = ["view", "buy", "cart", "view"] * 250
+    path.write_text("\n".join(["action,user", *(f"{v},u{i % 7}" for i, v in enumerate(labels))]))
+    options = {"shard_rows": 300}
+
+    def schema(*positive):
+        label = {"column": "action", "positive": list(positive)}
+        return parse_schema({"label": label, "keys": ["user"]})
+
+    found = "'view' (500), 'buy' (250), 'cart' (250)."
+    for _ in range(2):  # The same command raises the same error.
+        with pytest.raises(ValueError, match="All labels would be 0") as raised:
+            run_prepare(path, tmp_path / "out", schema=schema("purchase"), **options)
+        assert "'action' is in `positive`, ['purchase']" in str(raised.value)
+        assert str(raised.value).endswith(f"Expected one of its values: {found}")
+    # The corrected schema replaces the refused preparation.
+    statistics = run_prepare(path, tmp_path / "out", schema=schema("buy", "purchse"), **options)
+    assert sum(statistics["clicks"].values()) == 250
+    assert statistics["unused_positive"] == ["purchse"]
+    assert (
+        f"Warning: no label is 'purchse', of `positive` in the schema. The labels are {found}"
+        in (summary(statistics))
+    )
 
 
 def test_reasons_of_bad_lines_are_counted_over_interruptions(tmp_path, monkeypatch, run_prepare):
