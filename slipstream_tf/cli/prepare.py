@@ -336,15 +336,19 @@ def summary(statistics: Mapping[str, Any]) -> str:
     """Formats the content of statistics.json as a table and a few sentences."""
     from slipstream_tf.data.preparation import reason_lines, shown_counts
 
-    def percent(fraction: float | None) -> str:
-        return "n/a" if fraction is None else f"{fraction:.1%}"
+    def percent(fraction: float | None, none: str = "n/a") -> str:
+        return none if fraction is None else f"{fraction:.1%}"
 
     rows = []
     for name, field in statistics["fields"].items():
-        about, missing = "" if field["is_exact"] else "~", percent(field["missing_share"])
+        about = "" if field["is_exact"] else "~"
         keys, top = f"{about}{field['keys']:,}", f"{about}{percent(field['top_share'])}"
-        rows.append((name, f"{field['lookups']:,}", keys, top, missing))
-    header = ("field", "lookups", "keys", "lookups of top 1% of keys", "missing")
+        of_examples = (percent(field[share], "-") for share in ("missing_share", "empty_share"))
+        rows.append((name, f"{field['lookups']:,}", keys, top, *of_examples))
+    header = (
+        *("key column", "lookups", "keys", "lookups of the most frequent 1% of keys"),
+        *("missing values", "empty bags"),
+    )
     lines = [format_table(header, rows), ""]
     numbers = []
     for name, found in statistics["dense"].items():

@@ -360,20 +360,26 @@ def _time(value: bytes) -> float:
 def _keys(key: KeyColumn, column: pa.Array, missing: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Converts a column to the ids of a field.
 
-    Returns int64 [n] or lists of int64, with nulls, and a mask of the malformed rows.
+    Returns int64 [n], with null for missing values, or lists of int64, without missing values, and
+    a mask of the malformed rows.
     """
-    if parquet.is_list(column.type) or not _is_text_like(column.type):
-        ids = (parquet.to_list_ids if parquet.is_list(column.type) else parquet.to_ids)(column)
+    if parquet.is_list(column.type):
+        values = pc.list_flatten(column)
+        if _is_text_like(values.type):
+            values = _as_binary(values, missing)
+        ids = parquet.lists_of(parquet.to_ids(values), parquet.list_lengths(column))
         return ids, parquet.have_malformed_ids(column)
+    if not _is_text_like(column.type):
+        return parquet.to_ids(column), parquet.have_malformed_ids(column)
     text = _as_binary(column, missing)
     if key.separator is None:
         return _text_ids(key.kind, text)
     is_malformed = np.zeros(len(column), bool)
     parts = pc.split_pattern(text, key.separator)
-    lengths = pc.fill_null(pc.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
+    lengths = parquet.list_lengths(parts)
     values, is_bad = _text_ids(key.kind, _as_binary(pc.list_flatten(parts), missing))
     is_malformed[np.repeat(np.arange(len(column)), lengths)[is_bad]] = True
-    return parquet.lists_of(values, lengths, text.is_null()), is_malformed
+    return parquet.lists_of(values, lengths), is_malformed
 
 
 def _text_ids(kind: str, text: pa.Array) -> tuple[pa.Array, np.ndarray]:

@@ -25,8 +25,8 @@ class JsonSource(LineSource):
     """Reads JSON lines with a schema.
 
     A value is read as its text, as in CSV: 12 and "12" are the same key. A list is a bag of keys;
-    nested lists are flattened. Null and an absent name are missing values. Empty lines contain no
-    example and are no errors.
+    nested lists are flattened. Null and an absent name are missing values; a missing list is an
+    empty bag. Empty lines contain no example and are no errors.
     """
 
     name = "table"

@@ -326,7 +326,7 @@ class _Preparation:
     def count_keys(self, group: pa.Table) -> None:
         """Counts the keys of a row group."""
         for field in self.counts.fields:
-            self.counts.add(field, stats.field_ids(group[field])[0])
+            self.counts.add(field, *stats.field_ids(group[field]))
 
     def write_shards(self, source: Source, paths: Sequence[str]) -> None:
         """Writes the missing shards. Counts their keys and hashes the files on other threads.

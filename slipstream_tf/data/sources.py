@@ -64,9 +64,9 @@ class ParsedRows:
 
     Attributes:
         table: The well-formed rows. The label is float32. Dense columns are float32 or float64, and
-            shards contain them as float32. Each categorical field is a column of int64 ids or of
-            lists of ids, with null for missing values. If the schema has a time column, the float64
-            column `TIME` contains it.
+            shards contain them as float32. Each categorical field is a column of int64 ids, with
+            null for missing values, or of lists of ids, which contain no missing values. If the
+            schema has a time column, the float64 column `TIME` contains it.
         is_good: bool [rows of the block]: True for rows in `table`.
         reasons: Errors of the malformed rows, by row of the block, ascending. A row that is in
             neither `table` nor `reasons` is an empty line.

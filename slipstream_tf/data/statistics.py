@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from slipstream_tf._utils import disk
 from slipstream_tf._utils.hashing import hash_keys
-from slipstream_tf.data.readers.parquet import list_values, to_keys
+from slipstream_tf.data.readers.parquet import list_ids, to_keys
 from slipstream_tf.data.spec import MISSING_KEY
 from slipstream_tf.engine.hot_set import Candidates, choose_hot_keys, max_candidates
 
@@ -41,12 +41,14 @@ class FieldCounts:
 
     Attributes:
         lookups: Total number of counted lookups.
+        bags: Number of counted bags, 0 for a field with one key per example.
+        empty_bags: Number of bags without keys.
         count_error: Maximum amount by which a key's count may be too low. Counts are never too
             high. 0 means that all counts are exact.
     """
 
     def __init__(self) -> None:
-        self.lookups = 0
+        self.lookups = self.bags = self.empty_bags = 0
         self.count_error = 0
         # Runs of (ascending keys, their counts), each at least twice the length of the next run.
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -136,13 +138,22 @@ class KeyCounts:
         self.fields = {name: FieldCounts() for name in fields}
         self._max_keys = max_keys
 
-    def add(self, field: str, ids: pa.Array) -> None:
+    def add(self, field: str, ids: pa.Array, lengths: np.ndarray | None = None) -> None:
         """Counts the keys of a field; see `FieldCounts.add`.
 
         To stay within the bound, the rarest keys of the field with the most entries are dropped.
         The result depends only on the calls and their order.
+
+        Args:
+            field: Name of the field.
+            ids: int64 [n].
+            lengths: int64 [bags], number of keys of each bag. None if the field has no bags.
         """
-        self.fields[field].add(ids)
+        counts = self.fields[field]
+        counts.add(ids)
+        if lengths is not None:
+            counts.bags += lengths.size
+            counts.empty_bags += int((lengths == 0).sum())
         while sum(counts.num_entries for counts in self.fields.values()) > self._max_keys:
             largest = max(self.fields.values(), key=lambda counts: counts.num_entries)
             largest.drop_rarest()
@@ -175,7 +186,7 @@ def field_ids(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray | None]:
     """
     if not pa.types.is_list(column.type):
         return column.combine_chunks(), None
-    ids, splits = list_values(column)
+    ids, splits = list_ids(column)
     return ids, np.diff(splits)
 
 
@@ -196,19 +207,23 @@ def describe_field(counts: FieldCounts, keys: np.ndarray, key_counts: np.ndarray
         - count_error: Maximum amount by which a count may be too low. Counts are never too high.
         - top_share: Fraction of the lookups that go to the most accessed 1% of the keys (at least
           one key). A lower bound if the counts are not exact. None without lookups.
-        - missing_share: Fraction of the lookups with a missing value. None without lookups.
+        - missing_share: Fraction of the examples with a missing value. None for bags, which contain
+          no missing values, and without examples.
+        - empty_share: Fraction of the examples with an empty bag. None if the field has no bags.
     """
     is_missing = keys == MISSING_KEY
     cardinality = counts.cardinality() - int(is_missing.sum())
     top = key_counts[~is_missing][: math.ceil(cardinality * TOP_SHARE)].sum()
     missing = key_counts[is_missing].sum()
+    has_missing = counts.lookups and not counts.bags
     return {
         "lookups": counts.lookups,
         "keys": cardinality,
         "is_exact": counts.count_error == 0,
         "count_error": counts.count_error,
         "top_share": int(top) / counts.lookups if counts.lookups else None,
-        "missing_share": int(missing) / counts.lookups if counts.lookups else None,
+        "missing_share": int(missing) / counts.lookups if has_missing else None,
+        "empty_share": counts.empty_bags / counts.bags if counts.bags else None,
     }
 
 

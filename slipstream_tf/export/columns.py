@@ -90,7 +90,8 @@ class RawColumns:
         Args:
             columns: Values with the specs in `signature`, by column name. A text that the schema
                 lists as missing, `MISSING_INTEGER` and NaN are missing values. If the files contain
-                text, the number of a missing text is a missing value, too.
+                text, the number of a missing text is a missing value, too. Missing values of a bag
+                are dropped, and a missing bag is empty.
 
         Returns:
             `"keys"`, int64 [batch, fields] or a dictionary by column, and, if there are dense
@@ -113,21 +114,24 @@ class RawColumns:
 
     def _column(self, name: str, values: Any, kind: str, separator: str | None) -> Any:
         """Returns the keys of a column, int64 [batch] or ragged [batch, None]."""
-        if isinstance(values, tf.RaggedTensor):
-            # As in `slipstream-prepare`, the missing texts do not apply to the items of a list.
-            return values.with_flat_values(_keys(name, values.flat_values, TEXT, ()))
+        if separator is None and not isinstance(values, tf.RaggedTensor):
+            return _keys(name, values, kind, self._missing_of(values.dtype, kind))
         if separator is None:
-            missing: Sequence[Any] = self._missing
-            if values.dtype != tf.string:  # The files contain text if the kind is `INTEGER`.
-                missing = self._missing_ids.tolist() if kind == INTEGER else ()
-            return _keys(name, values, kind, missing)
-        # A missing list becomes a list of one missing value.
-        is_missing = _is_any_of(values, self._missing)
-        parts = tf.strings.split(tf.where(is_missing, "", values), sep=separator)
-        is_missing = tf.gather(is_missing, parts.value_rowids())
-        texts = tf.where(is_missing, "0", parts.flat_values)
-        keys = _keys(name, texts, kind, self._missing)
-        return parts.with_flat_values(tf.where(is_missing, np.int64(MISSING_KEY), keys))
+            is_missing = _are_missing(values.flat_values, self._missing_of(values.dtype, kind))
+        else:
+            is_missing = _is_any_of(values, self._missing)
+            values = tf.strings.split(values, sep=separator)
+            is_missing = tf.gather(is_missing, values.value_rowids())
+            is_missing |= _is_any_of(values.flat_values, self._missing)
+        present = tf.ragged.boolean_mask(values, values.with_flat_values(~is_missing))
+        return present.with_flat_values(_keys(name, present.flat_values, kind, ()))
+
+    def _missing_of(self, dtype: tf.DType, kind: str) -> Sequence[Any]:
+        """Returns the values of a key column that are missing, besides `MISSING_INTEGER`."""
+        if dtype == tf.string:
+            return self._missing
+        # The files contain text if the kind is `INTEGER`.
+        return self._missing_ids.tolist() if kind == INTEGER else ()
 
     def _number(self, values: tf.Tensor, is_log: bool) -> tf.Tensor:
         """Returns the transformed numbers of a dense column, float32 [batch].
@@ -150,16 +154,22 @@ def _keys(name: str, values: tf.Tensor, kind: str, missing: Sequence[Any]) -> tf
         kind: Conversion of text, see `KeyColumn`.
         missing: Texts, or ids as int64, that represent a missing value.
     """
+    is_missing = _are_missing(values, missing)
     if values.dtype != tf.string:
         keys = tf.bitcast(values, tf.int64)
-        is_missing = _is_any_of(keys, [MISSING_INTEGER, *missing])
     else:
-        is_missing = _is_any_of(values, missing)
         keys = hash_texts(values) if kind == TEXT else _parsed(name, values, kind, is_missing)
     for reserved in (PADDING_KEY, MISSING_KEY):  # As in `keys_of_ids`.
         moved = np.int64(hash_string(b"%d" % reserved))
         keys = tf.where(tf.equal(keys, reserved), moved, keys)
     return tf.where(is_missing, np.int64(MISSING_KEY), keys)
+
+
+def _are_missing(values: tf.Tensor, missing: Sequence[Any]) -> tf.Tensor:
+    """Returns whether each value [n] is missing, bool [n]; see `_keys`."""
+    if values.dtype == tf.string:
+        return _is_any_of(values, missing)
+    return _is_any_of(tf.bitcast(values, tf.int64), [MISSING_INTEGER, *missing])
 
 
 def _is_any_of(values: tf.Tensor, missing: Iterable[Any]) -> tf.Tensor:

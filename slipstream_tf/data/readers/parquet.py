@@ -63,9 +63,9 @@ class ParquetReader(BatchReader):
             batch_size: Number of examples in a batch.
             label: Column of the label: numbers in [0, 1] or booleans.
             keys: Columns of the categorical fields: types of `to_ids`, or lists of these. A missing
-                value, also within a list, becomes `MISSING_KEY`. A missing list becomes a list
-                with one `MISSING_KEY`; an empty list stays empty. Integers are their own keys,
-                except -1 and -2, see `hashing.keys_of_ids`.
+                value becomes `MISSING_KEY`. Missing values within a list are dropped, and a
+                missing list is empty. Integers are their own keys, except -1 and -2, see
+                `hashing.keys_of_ids`.
             dense: Columns of numbers, used without a transformation. A missing number (null) is
                 NaN; see `models.Standardization`.
             shuffle_seed: Seed of the file order. Pass e of this reader, from 0, reads the files in
@@ -457,62 +457,51 @@ def have_malformed_ids(column: Any) -> np.ndarray:
     if not of_list:
         return is_bad
     result = np.zeros(len(column), bool)
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    result[np.repeat(np.arange(len(column)), lengths)[is_bad]] = True
+    result[np.repeat(np.arange(len(column)), list_lengths(column))[is_bad]] = True
     return result
 
 
-def to_list_ids(column: Any) -> pa.Array:
-    """Converts a column of lists to lists of ids, see `to_ids`. Null lists stay.
+def lists_of(values: pa.Array, lengths: np.ndarray) -> pa.Array:
+    """Returns lists of int64 without nulls.
 
     Args:
-        column: Arrow array.
+        values: int64 [total], the values of all lists. Nulls are dropped.
+        lengths: int [n], lengths of the lists.
     """
-    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    return lists_of(to_ids(pc.list_flatten(column)), counts, column.is_null())
+    present, splits = _present(values, lengths)
+    return pa.LargeListArray.from_arrays(pa.array(splits), present).cast(pa.list_(pa.int64()))
 
 
-def lists_of(values: pa.Array, counts: np.ndarray, is_missing: pa.Array) -> pa.Array:
-    """Returns lists of int64.
+def _present(values: pa.Array, lengths: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """Returns the values of lists without nulls, and the row_splits int64 [n + 1] of the lists."""
+    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    if not values.null_count:
+        return values, splits
+    is_present = values.is_valid().to_numpy(zero_copy_only=False)
+    return values.drop_null(), np.concatenate([[0], np.cumsum(is_present)])[splits]
 
-    Args:
-        values: int64 [total], the values of all lists.
-        counts: int [n], lengths of the lists. Missing lists have the length 0.
-        is_missing: bool [n], which lists become null.
-    """
-    splits = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-    lists = pa.LargeListArray.from_arrays(splits, values, mask=is_missing)
-    return lists.cast(pa.list_(pa.int64()))
+
+def list_lengths(column: Any) -> np.ndarray:
+    """Returns the lengths of lists, int64 [n]; 0 for null lists."""
+    return pc.fill_null(pc.list_value_length(column).cast(pa.int64()), 0).to_numpy()
 
 
 def to_list_keys(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     """Converts a column of lists to keys.
 
     Returns:
-        (keys int64 [total], row_splits int64 [n + 1]), see `list_values`.
+        (keys int64 [total], row_splits int64 [n + 1]), see `list_ids`.
     """
-    values, splits = list_values(column)
-    return to_keys(values), splits
+    ids, splits = list_ids(column)
+    return keys_of_ids(ids.to_numpy()), splits
 
 
-def list_values(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
-    """Returns the values of all lists, and which row they belong to.
+def list_ids(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
+    """Converts a column of lists to ids, see `to_ids`.
 
-    A missing list becomes a list of one null.
+    Nulls within a list are dropped, and a null list is empty.
 
     Returns:
-        (values [total], row_splits int64 [n + 1]).
+        (ids int64 [total], row_splits int64 [n + 1]).
     """
-    values = pc.list_flatten(column)
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    lengths = pc.list_value_length(column).cast(pa.int64())
-    counts = pc.fill_null(lengths, 0).to_numpy()
-    if column.null_count:
-        is_missing = np.asarray(pc.is_null(column).to_numpy(), bool)
-        places = (np.cumsum(counts) - counts)[is_missing]
-        index = np.insert(np.arange(len(values)), places, -1)
-        values = values.take(pa.array(index, mask=index < 0))
-        counts = np.where(is_missing, 1, counts)
-    splits = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return values, splits
+    return _present(to_ids(pc.list_flatten(column)), list_lengths(column))

@@ -227,7 +227,7 @@ JSON_SCHEMA = {"label": "click", "keys": ["user", "tags"], "dense": ["price"]}
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson.gz", "a.json"])
 def test_json_lines_are_read(tmp_path, name):
     records = [
-        {"click": 1, "user": "é\n", "tags": ["a", 7], "price": 1.5, "other": {"x": 1}},
+        {"click": 1, "user": "é\n", "tags": ["a", "", 7], "price": 1.5, "other": {"x": 1}},
         {"user": 12, "click": 0, "tags": [["a"], [], [None]], "price": None},
         {"user": "12", "click": 0.0, "price": True},
         {"click": True, "user": False, "tags": "b", "price": "2e1"},
@@ -243,8 +243,8 @@ def test_json_lines_are_read(tmp_path, name):
     assert [row["price"] for row in rows] == [1.5, None, 1.0, 20.0, None]
     assert [row["user"] for row in rows[:3]] == [keys["é\n"], keys["12"], keys["12"]]
     assert rows[3]["user"] == hash_string(b"false") and rows[4]["user"] == keys["x"]
-    assert rows[0]["tags"] == [keys["a"], keys["7"]] and rows[1]["tags"][0] == keys["a"]
-    assert rows[1]["tags"][1:] == [None] and rows[2]["tags"] is None
+    assert rows[0]["tags"] == [keys["a"], keys["7"]] and rows[1]["tags"] == [keys["a"]]
+    assert rows[2]["tags"] == []
     assert rows[3]["tags"] == [keys["b"]] and rows[4]["tags"] == []
 
 
@@ -284,7 +284,7 @@ def test_json_lists_after_nulls_are_read(tmp_path, monkeypatch, several):
     rows, reasons = read(tmp_path, JSON_SCHEMA)
     a, b, c = (hash_string(v) for v in (b"a", b"b", b"c"))
     assert not reasons and len(rows) == 6
-    assert rows[0] == {"click": 0, "user": None, "tags": None, "price": None}
+    assert rows[0] == {"click": 0, "user": None, "tags": [], "price": None}
     assert rows[5] == {"click": 1, "user": a, "tags": [b, c], "price": 2}
 
 

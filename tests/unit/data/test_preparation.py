@@ -27,7 +27,7 @@ from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.parquet import ParquetReader, random_order
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema
-from slipstream_tf.data.spec import MISSING_KEY, BadLineError
+from slipstream_tf.data.spec import BadLineError
 
 
 def collect(reader):
@@ -116,11 +116,19 @@ def test_prepared_parquet_equals_reader(tmp_path, small_blocks, run_prepare):
             "y": [None if i == 40 else i % 4 // 3 for i in rows],
             "price": [None if i % 9 == 0 else i / 7 for i in rows],
             "word": [None if i % 5 == 0 else f"w{i % 13}" for i in rows],
-            "bag": [None if i % 6 == 0 else [i % 3, i % 17][: i % 3] for i in rows],
+            "bag": [None if i % 6 == 0 else [i % 3, None, i % 17][: i % 5] for i in rows],
         }
         pq.write_table(pa.table(table), tmp_path / "in" / f"{number}.parquet", row_group_size=400)
     schema = parse_schema({"label": "y", "dense": ["price"], "keys": ["word", "bag"]})
-    run_prepare(tmp_path / "in", tmp_path / "out", schema=schema, shard_rows=300)
+    found = run_prepare(tmp_path / "in", tmp_path / "out", schema=schema, shard_rows=300)
+    of_word, of_bag = (
+        [found["fields"][name][f"{kind}_share"] for kind in ("missing", "empty")]
+        for name in ("word", "bag")
+    )
+    examples = [i for i in range(2_200) if i != 40 and i // 100 % 10 != 9]
+    assert of_word == [sum(i % 5 == 0 for i in examples) / len(examples), None]
+    empty = sum(i % 6 == 0 or i % 5 == 0 for i in examples)
+    assert of_bag == [None, empty / len(examples)]
     for part in ("train", "test"):
         options = {"label": "y", "dense": ["price"], "keys": ["word", "bag"]}
         theirs = ParquetReader(tmp_path / "in", 64, part=part, **options)
@@ -182,10 +190,8 @@ def test_histories_keep_their_order_and_train_din(tmp_path, run_prepare):
     run_prepare(tmp_path / "a.csv", tmp_path / "out", schema=schema)
     reader = PreparedReader(tmp_path / "out", 20)
     assert reader.spec.features == {"item": "item", "seen": "item"}
-    # An empty text is a missing list.
-    expected = [
-        [hash_string(item.encode()) for item in history] or [MISSING_KEY] for history in histories
-    ]
+    # An empty text is an empty list.
+    expected = [[hash_string(item.encode()) for item in history] for history in histories]
     features, _ = next(iter(reader.dataset()))
     assert features["keys"]["seen"].to_list() == expected * 5
     layer = slip.keras.EmbeddingCollection(

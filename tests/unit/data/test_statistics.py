@@ -70,6 +70,7 @@ def test_criteo_statistics_equal_reference(tmp_path, criteo_lines, run_prepare):
             "count_error": 0,
             "top_share": top / 1_800,
             "missing_share": counter[MISSING_KEY] / 1_800,
+            "empty_share": None,
         }
     ranked = sorted(
         ((-count, field, key) for field, c in enumerate(counters) for key, count in c.items())

@@ -195,7 +195,7 @@ def test_columns_of_parquet_file_equal_prepared_data(tmp_path):
         "large": pa.array([2**64 - 5, 1, None, 0], pa.uint64()),
         "flag": pa.array([True, False, None, True]),
         "day": pa.array([3, None, 4, -2], pa.date32()),
-        "texts": pa.array([["a", "NA"], [], ["", "b"], ["c"]]),
+        "texts": pa.array([["a", "NA"], None, ["", "b"], [None]]),
         "numbers": pa.array([[3, None], None, [], [4, 5, 6]], pa.large_list(pa.int32())),
         "split": pa.array(["a|b", None, "NA", "b|"]),
         "n": pa.array([1.5, None, 3.0, float("nan")], pa.float64()),
@@ -215,14 +215,20 @@ def test_columns_of_parquet_file_equal_prepared_data(tmp_path):
             "large": tf.constant([2**64 - 5, 1, 2**63, 0], tf.uint64),
             "flag": tf.constant([1, 0, missing, 1], tf.int64),
             "day": tf.constant([3, missing, 4, -2], tf.int64),
-            "texts": tf.ragged.constant([["a", "NA"], [], ["", "b"], ["c"]]),
-            "numbers": tf.ragged.constant([[3, missing], [missing], [], [4, 5, 6]], tf.int64),
+            "texts": tf.ragged.constant([["a", "NA"], [], ["", "b"], []]),
+            "numbers": tf.ragged.constant([[3, missing], [], [], [4, 5, 6]], tf.int64),
             "split": tf.constant(["a|b", "", "NA", "b|"]),
             "n": tf.constant([1.5, np.nan, 3.0, np.nan]),
             "row": tf.range(4.0),
         }
     )
     assert_equal_features(features, read(folder))
+    lengths = {name: features["keys"][name].row_lengths() for name in ("texts", "numbers", "split")}
+    assert {name: values.numpy().tolist() for name, values in lengths.items()} == {
+        "texts": [1, 0, 1, 0],
+        "numbers": [1, 0, 0, 3],
+        "split": [2, 0, 0, 1],
+    }
     kinds = {name: type(spec) for name, spec in raw.signature.items()}
     assert kinds["texts"] is kinds["numbers"] is tf.RaggedTensorSpec
     assert kinds["split"] is kinds["large"] is tf.TensorSpec
@@ -233,16 +239,17 @@ def test_columns_of_json_lines_equal_prepared_data(tmp_path):
         {"y": 1, "user": 12, "tags": ["a", 5, ""], "ad": 7, "row": 0},
         {"y": 0, "user": None, "tags": [], "ad": None, "row": 1},
         {"y": 1, "user": True, "tags": ["b"], "ad": "-1", "row": 2},
+        {"y": 0, "user": 3, "tags": None, "ad": 1, "row": 3},
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     keys = ["user", "tags", {"column": "ad", "as": "integer"}]
     schema = {"label": "y", "keys": keys, "dense": ["row"]}
     folder = prepared(tmp_path, tmp_path / "a.jsonl", schema)
     inputs = {
-        "user": tf.constant(["12", "", "true"]),
-        "tags": tf.ragged.constant([["a", "5", ""], [], ["b"]]),
-        "ad": tf.constant([7, MISSING_INTEGER, -1], tf.int64),
-        "row": tf.range(3.0),
+        "user": tf.constant(["12", "", "true", "3"]),
+        "tags": tf.ragged.constant([["a", "5", ""], [], ["b"], []]),
+        "ad": tf.constant([7, MISSING_INTEGER, -1, 1], tf.int64),
+        "row": tf.range(4.0),
     }
     assert_equal_features(RawColumns(folder).features(inputs), read(folder))
 
