@@ -237,7 +237,12 @@ class CsvSource(LineSource):
                 f"{path}:1: the header is malformed: {error}. Expected column names."
             ) from None
         details = f", separated by {self._schema.delimiter!r}"
-        require_columns(self._schema.names(), names, f"{path}:1", details)
+        advice = "If the first line is no header, set `columns` in the schema."
+        if len(names) == 1:
+            others = [repr(d) for d in ("\t", ";", "|", "::", ",", " ") if d in names[0]]
+            found = f" The line contains {' and '.join(others)}." if others else ""
+            advice = f"Set the `delimiter` of the file in the schema.{found}"
+        require_columns(self._schema.names(), names, f"{path}:1", details, advice)
         return names
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:

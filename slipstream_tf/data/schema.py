@@ -28,6 +28,18 @@ _SETTINGS = (
 )
 
 
+_PLACES = {
+    **dict.fromkeys(_SETTINGS, "the schema itself"),
+    "as": 'a column in `keys`, for example {"column": "ad", "as": "integer"}',
+    "separator": 'a column in `keys`, for example {"column": "tags", "separator": "|"}. The text '
+    "between the columns of a file is `delimiter`",
+    "table": 'a column in `keys`, for example {"column": "clicked", "table": "item"}',
+    "transform": 'a column in `dense`, for example {"column": "price", "transform": "log"}',
+    "positive_from": '`label`, for example {"column": "stars", "positive_from": 4}',
+    "positive": '`label`, for example {"column": "action", "positive": ["buy"]}',
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class KeyColumn:
     """Describes a categorical field.
@@ -218,7 +230,9 @@ def _known(what: str, values: Any, allowed: tuple[str, ...], needed: tuple[str, 
         raise invalid(what, values, "", f"{kinds} with the settings {', '.join(allowed)}")
     for name in values:
         if name not in allowed:
-            raise invalid("setting", name, f"`{what}`", f"one of {', '.join(allowed)}")
+            error = invalid("setting", name, f"`{what}`", f"one of {', '.join(allowed)}")
+            place = f" `{name}` belongs to {_PLACES[name]}." if name in _PLACES else ""
+            raise ValueError(f"{error}{place}")
     for name in needed:
         if name not in values:
             raise ValueError(

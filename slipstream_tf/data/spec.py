@@ -7,6 +7,7 @@ columns. `label` is float32 [batch].
 """
 
 import dataclasses
+import difflib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -145,7 +146,7 @@ class DataSpec:
 
 
 def require_columns(
-    wanted: Sequence[str], names: Sequence[str], file: str, details: str = ""
+    wanted: Sequence[str], names: Sequence[str], file: str, details: str = "", advice: str = ""
 ) -> None:
     """Raises ValueError unless each wanted column occurs exactly once in a file.
 
@@ -154,12 +155,28 @@ def require_columns(
         names: Names of the file's columns.
         file: Name of the file, for the error message.
         details: Text for the error message after the column names, for example the delimiter.
+        advice: Sentence about missing columns for the end of the error message.
     """
+    columns = f"the file has the columns {list(names)}{details}."
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        is_one = len(missing) == 1
+        found = ", ".join(repr(name) + _similar(name, names) for name in missing)
+        raise ValueError(
+            f"{file}: the column{'' if is_one else 's'} {found} {'is' if is_one else 'are'} "
+            f"missing. Expected {'it' if is_one else 'each'} once; {columns} {advice}".rstrip()
+        )
     for name in wanted:
         if names.count(name) != 1:
-            found = f"occurs {names.count(name)} times" if name in names else "is missing"
-            columns = f"Expected it once; the file has the columns {list(names)}{details}."
-            raise ValueError(f"{file}: the column {name!r} {found}. {columns}")
+            found = f"the column {name!r} occurs {names.count(name)} times"
+            raise ValueError(f"{file}: {found}. Expected it once; {columns}")
+
+
+def _similar(name: str, names: Sequence[str]) -> str:
+    """Returns a note with the closest column name, or an empty string."""
+    by_lower = {other.strip().lower(): other for other in names}
+    found = difflib.get_close_matches(name.strip().lower(), by_lower, n=1)
+    return f" (similar: {by_lower[found[0]]!r})" if found else ""
 
 
 class Reader(Protocol):

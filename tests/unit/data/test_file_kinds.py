@@ -167,6 +167,32 @@ def test_partition_columns_are_in_paths_of_parquet_files(tmp_path):
         read(tmp_path, {"label": "click", "keys": ["hour"]})
 
 
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("Click, User,x", r"'click' \(similar: 'Click'\), 'user' \(similar: ' User'\), 'ad' are "),
+        (
+            "click,x,ad",
+            r"'user' is missing\. Expected it once; the file has .*, separated by ','\.",
+        ),
+        (
+            "1,u0,7",
+            r"\['1', 'u0', '7'\].* If the first line is no header, set `columns` in the sch",
+        ),
+        (
+            "click;user;ad",
+            r"Set the `delimiter` of the file in the schema\. The line contains ';'\.",
+        ),
+        ("click", r"Set the `delimiter` of the file in the schema\.$"),
+        ("click,user,ad,user", "the column 'user' occurs 2 times. Expected it once; the file has"),
+    ],
+)
+def test_all_missing_columns_are_named_with_advice(tmp_path, header, named):
+    (tmp_path / "a.csv").write_text(f"{header}\n1,a,2\n")
+    with pytest.raises(ValueError, match=named):
+        read(tmp_path / "a.csv")
+
+
 def test_header_in_latin_1_is_read(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("clíck,prénom,\xff\n1,José,x\n".encode("latin-1"))
@@ -309,8 +335,11 @@ def test_empty_json_files_and_partial_first_lines_are_allowed(tmp_path):
         ('[\n{"click": 1}\n]\n', "a.json:1: the line is not JSON.*jq"),
         ('[{"click": 1}]\n', "a.json:1: the line is .*jq"),
         ("{u'click': 1}\n", "a.json:1: .*ast.literal_eval"),
-        ('{"click": 1}\n', r"the column 'price' is missing.*has the columns \['click'\]"),
-        ("", "the column 'click' is missing"),
+        (
+            '{"click": 1}\n',
+            r"the columns 'price', 'user', 'tags' are missing.*has the columns \['click'\]",
+        ),
+        ("", "the columns 'click', 'price', 'user', 'tags' are missing"),
     ],
 )
 def test_other_json_files_are_refused(tmp_path, content, named):

@@ -81,6 +81,10 @@ def test_delimiter_has_one_or_more_characters(delimiter):
         ({"missing": [None]}, "missing"),
         ({"columns": ["stars", "user"]}, "columns"),
         ({"key": ["user"]}, "'key'"),
+        ({"separator": ","}, "belongs to a column in `keys`.*between the columns .* `delimiter`"),
+        ({"keys": [{"column": "user", "missing": [""]}]}, "`missing` belongs to the schema itself"),
+        ({"positive": ["buy"]}, "`positive` belongs to `label`, for example"),
+        ({"dense": [{"column": "age", "as": "integer"}]}, "`as` belongs to a column in `keys`"),
     ],
 )
 def test_schema_errors_name_mistake(change, named):
