@@ -25,6 +25,7 @@ _TEST_FRACTION = 0.1
 _SAMPLE_BYTES = 1 << 20
 # Ends of the paths of list elements in Parquet files.
 _ELEMENT = (".list.element", ".list.item")
+_CSV = (".csv", ".csv.gz")  # Ends of the names of Avazu files.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +162,7 @@ def open_parts(settings: Settings) -> Parts:
         _require_trainable(settings, manifest)
     with _refusing(settings.data):
         _require_header(settings.data)
+        _require_evaluated_part(settings)
         train = _open(settings, "train")
         valid = _open(settings, "valid") if settings.early_stopping else None
         test = _open(settings, settings.evaluate_on)
@@ -247,8 +249,30 @@ def _require_header(data: str) -> None:
     from slipstream_tf.data.readers.avazu import AvazuFormat
     from slipstream_tf.data.readers.text import require_header
 
-    if os.path.isfile(data) and data.endswith((".csv", ".csv.gz")):
+    if os.path.isfile(data) and data.endswith(_CSV):
         require_header(AvazuFormat(), data, first_line(data))
+
+
+def _require_evaluated_part(settings: Settings) -> None:
+    """Raises ValueError if a text file has too few lines for the evaluated part."""
+    from slipstream_tf.data.readers import text
+    from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN
+
+    data = settings.data
+    if not os.path.isfile(data):
+        return
+    before = PART_RUN * (PART_PERIOD - (2 if settings.evaluate_on == "valid" else 1))
+    lines = -1 if data.endswith(_CSV) else 0  # The header of Avazu is no example.
+    with text.open_text(data) as (file, _), text.naming_damage(data, lambda: f"after line {lines}"):
+        for block, _ in text.whole_lines(file):
+            lines += block.count(b"\n") + (not block.endswith(b"\n"))
+            if lines > before:
+                return
+    raise ValueError(
+        f"the file has {lines:,} lines, but the part {settings.evaluate_on!r} begins at line "
+        f"{before + 1:,}. Divide it with slipstream-prepare {data} --output=FOLDER, which puts "
+        "every tenth line of a small file into the test part (others: --split=random, --test)."
+    )
 
 
 def _open(settings: Settings, part: str) -> Reader:

@@ -301,13 +301,35 @@ def write(
         except (OSError, ValueError) as error:
             raise RunError(str(error)) from None
     print(summary(statistics))
+    if split is not None:
+        print(f"The test part is {test_part(split, statistics, source.columns.key_types == ())}.")
     seconds = time.monotonic() - begin
     problem = why_untrainable(statistics)
+    shards = f"{statistics['shards']:,} shard{'s' if statistics['shards'] > 1 else ''}"
     print(
-        f"{os.path.abspath(folder)} contains {statistics['shards']:,} shards; {bars.rows:,} lines "
-        f"were read in {seconds:,.1f} s. "
-        + (problem or f"To train, run: slipstream-train --data={folder}")
+        f"{os.path.abspath(folder)} contains {shards}; {bars.rows:,} lines were read in "
+        f"{seconds:,.1f} s. {problem or f'To train, run: slipstream-train --data={folder}'}"
     )
+
+
+def test_part(split: Split, statistics: Mapping[str, Any], is_per_file: bool) -> str:
+    """Describes which lines are in the test part.
+
+    Args:
+        split: How the rows were divided into parts.
+        statistics: Content of statistics.json.
+        is_per_file: Whether runs of lines are counted per file.
+    """
+    if "test" in split.file_parts:
+        return "the lines of --test"
+    if split.kind == "random":
+        return f"drawn at random for each line, with --split_seed={split.seed}"
+    if split.kind == "time":
+        return "the last lines by the column `time` of the schema"
+    if statistics["limits"]["is_small"]:
+        return "line 10 of each 10 lines"
+    where = "of a file" if is_per_file else "of all files"
+    return f"lines 901 to 1,000 of each 1,000 lines {where}; choose others with --split or --test"
 
 
 def why_untrainable(statistics: Mapping[str, Any]) -> str:
@@ -359,6 +381,8 @@ def summary(statistics: Mapping[str, Any]) -> str:
     if numbers:
         titles = ("number", "missing", "mean", "std", "min", "max")
         lines += [format_table(titles, numbers), ""]
+    if logs := [name for name, found in statistics["dense"].items() if found["is_log"]]:
+        lines += [f"Statistics of the logarithms, sign(v) * log(1 + |v|): {', '.join(logs)}.", ""]
     for name, found in statistics["dense"].items():
         if found["suspected_kind"] is not None:
             lines += [f"Warning: the numbers of {name!r} {_WARNINGS[found['suspected_kind']]}", ""]
@@ -374,12 +398,13 @@ def summary(statistics: Mapping[str, Any]) -> str:
             continue
         fraction = clicks[part] / inputs[part] if inputs[part] else None
         lines.append(f"{inputs[part]:,} {text} examples, {percent(fraction)} clicked")
-    budget = f"{hot['budget_bytes'] / (1 << 20):g} MiB with {hot['dim']} values per row"
-    lines.append(
-        f"{percent(hot['input_share'])} of the training examples are hot: all their keys are among "
-        f"the {hot['keys']:,} most frequent keys, which fit into {budget}. These keys receive "
-        f"{percent(hot['lookup_share'])} of the lookups."
-    )
+    # If all keys are hot, all examples are.
+    if hot["input_share"] != 1.0:
+        lines.append(
+            f"{percent(hot['input_share'])} of the training examples are hot, so that policies can "
+            f"skip them: they have only keys of the hot set, the {hot['keys']:,} most frequent "
+            "(--hot_set_memory)."
+        )
     if statistics["bad_lines"]:
         bad = statistics["bad_lines"]
         fraction = percent(bad / (bad + sum(inputs.values())))

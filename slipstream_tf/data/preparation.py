@@ -27,6 +27,7 @@ from slipstream_tf.data import statistics as stats
 from slipstream_tf.data.columns import shown_label
 from slipstream_tf.data.dense_statistics import merged_statistics, suspected_kind
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
+from slipstream_tf.data.schema import LOG
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
 from slipstream_tf.data.split import Divider, Split, find_limits
@@ -165,7 +166,9 @@ def prepare(
             found = stats.read_statistics(folder)
             hot, limit = found.get("hot", {}), found.get("count_bytes")
             counted = (hot.get("dim"), hot.get("budget_bytes"), limit)
-            if counted == (options.dim, options.hot_budget_bytes, options.count_bytes):
+            is_current = "limits" in found  # Earlier versions did not write all entries.
+            wanted = (options.dim, options.hot_budget_bytes, options.count_bytes)
+            if is_current and counted == wanted:
                 return found
         counts = stats.KeyCounts(source.columns.keys, options.count_bytes // stats.BYTES_PER_KEY)
         begun = _Preparation(folder, manifest, counts, options, progress or (lambda *_: None))
@@ -406,13 +409,23 @@ class _Preparation:
         shard_files.write_manifest(folder, manifest)
 
     def describe_dense(self) -> dict[str, Any]:
-        """Returns the statistics of each dense column, and the result of `suspected_kind`."""
+        """Returns the statistics of each dense column, as written to the shards.
+
+        `"is_log"` is True for logarithms, which are the numbers of the format Criteo, too.
+        `"suspected_kind"` is the result of `suspected_kind`.
+        """
+        schema = self.manifest["source"].get("schema", {"dense": []})
+        transforms = {dense["column"]: dense["transform"] for dense in schema["dense"]}
         shards, names = self.manifest["shards"], self.manifest["columns"]["dense"]
         result = {}
         for name, found in merged_statistics(shards, names).items():
             values = dataclasses.asdict(found)
             del values["is_like_ids"]
-            result[name] = {**values, "suspected_kind": suspected_kind(found)}
+            result[name] = {
+                **values,
+                "suspected_kind": suspected_kind(found),
+                "is_log": transforms.get(name, LOG) == LOG,
+            }
         return result
 
     def write_statistics(self) -> dict[str, Any]:
@@ -450,6 +463,7 @@ class _Preparation:
         statistics = {
             "name": manifest["name"],
             **totals,
+            "limits": manifest["limits"],
             "unused_positive": _unused_positive(manifest, totals["labels"]),
             "count_bytes": options.count_bytes,
             "fields": described,

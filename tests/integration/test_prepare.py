@@ -180,13 +180,18 @@ def test_custom_csv_is_prepared_and_trained(
     path.write_text("\n".join(["clicked,user,tags,price", *lines]) + "\n")
     schema = tmp_path / "clicks.json"
     tags = {"column": "tags", "separator": "|", "as": "integer"}
-    schema.write_text(json.dumps({"label": "clicked", "keys": ["user", tags], "dense": ["price"]}))
+    price = {"column": "price", "transform": "log"}
+    schema.write_text(json.dumps({"label": "clicked", "keys": ["user", tags], "dense": [price]}))
     out = tmp_path / "out"
     assert run(path, f"--schema={schema}", f"--output={out}", "--dim=1") == 0
     printed = capsys.readouterr().out
+    assert "Statistics of the logarithms, sign(v) * log(1 + |v|): price.\n" in printed
     skipped = "2 malformed lines (0.1% of all lines) were skipped. The first: "
     assert f"{skipped}{path}:9: the line has 2 columns" in printed
-    assert "user" in printed and "100.0% of the training examples are hot" in printed
+    assert "The test part is lines 901 to 1,000 of each 1,000 lines of all files" in printed
+    # All keys fit into the hot set, so that all examples are hot.
+    assert "user" in printed and "examples are hot" not in printed
+    assert f"{out} contains 1 shard; 3,000 lines were read" in printed
     code = run_program(
         train.make_flags(),
         train.main,
@@ -289,7 +294,11 @@ def test_parts_are_chosen_by_flags(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         output = tmp_path / f"out{number}"
         assert run(data, schema, f"--output={output}", *flags) == 0
-        assert "slipstream-train --data=" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "slipstream-train --data=" in printed
+        named = {"--split=time": "the last lines by", "--split=random": "drawn at random for each"}
+        kind = "the lines of --test" if flags[0].startswith("--test") else "lines 901 to 1,000"
+        assert f"The test part is {named.get(flags[0], kind)}" in printed
         found = tuple(json.loads((output / "statistics.json").read_text())["inputs"].values())
         if inputs is None:
             assert sum(found) == 1_000 and 60 < found[2] < 140
@@ -371,6 +380,21 @@ def test_data_that_cannot_be_trained_is_reported(
         assert note in printed and "--split" in printed and "To train, run" not in printed
         assert refuse_to_train(out) == 2
         assert error in capsys.readouterr().err
+
+
+def test_text_file_without_test_part_is_refused_with_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, error = write_criteo(tmp_path / "a.tsv", 900), "Invalid flag --data"
+    assert refuse_to_train(data) == 2
+    printed = capsys.readouterr().err
+    assert (
+        f"{error}={data}: the file has 900 lines, but the part 'test' begins at line 901" in printed
+    )
+    assert f"slipstream-prepare {data} --output=FOLDER" in printed
+    write_criteo(data, 800)
+    assert refuse_to_train(data, "--evaluate_on=valid") == 2
+    assert "800 lines, but the part 'valid' begins at line 801" in capsys.readouterr().err
 
 
 def test_shuffling_one_shard_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
