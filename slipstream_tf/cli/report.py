@@ -56,6 +56,8 @@ def main(values: dict[str, Any], given: frozenset[str]) -> None:
         )
     with raised_as(UsageError, "Invalid argument ", RecordError):
         runs = read_runs(values[_RUNS])
+    # Importing matplotlib and drawing take seconds.
+    print(f"Drawing the plots of {len(runs)} run{'s' if len(runs) > 1 else ''} ...", flush=True)
     with raised_as(RunError, "", ImportError):
         require_matplotlib()
     is_hidden = not sys.stderr.isatty()

@@ -317,7 +317,7 @@ class Trainer:
             inputs = export_inputs(data) or flat_specs(resolve(model, None))
             saved_model(model, path, prepared=data if has_schema(data) else None)
         listed = ", ".join(f"{name} ({spec.dtype.name})" for name, spec in inputs.items())
-        return f"The SavedModel {path} has the inputs {listed}."
+        return f"Wrote the SavedModel {path} with the inputs {listed}."
 
     def _inputs_pulled(self) -> int:
         return int(self._inputs.pulled.numpy())

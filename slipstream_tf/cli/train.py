@@ -194,9 +194,11 @@ def carry_out(
             print(f"\n{how_to_switch_on(record['flags'], settings, comm.size)}")
     # A failed export loses neither the record nor the table.
     if values["export"] is not None:
+        if not comm.rank:
+            print(f"\nExporting the model to {os.path.abspath(values['export'])} ...", flush=True)
         inputs = trainer.export(values["export"])
         if not comm.rank:
-            print(f"\n{inputs}")
+            print(inputs)
 
 
 def choices(settings: Settings) -> str:
