@@ -56,6 +56,12 @@ def rank() -> int | None:
     return None if variable is None else int(os.environ[variable])
 
 
+def size() -> int:
+    """Returns the number of ranks of the job when it started; 1 without a launcher."""
+    variable = rank_variable()
+    return 1 if variable is None else int(os.environ.get(variable.replace("_RANK", "_SIZE"), 1))
+
+
 def is_elastic() -> bool:
     """Whether ranks may join and leave (`horovodrun --host-discovery-script`)."""
     return os.environ.get(ELASTIC) == "1"

@@ -75,7 +75,7 @@ class DataFacts:
 
 
 def choose(
-    facts: DataFacts, given: Mapping[str, Any], may_stop_early: bool = True
+    facts: DataFacts, given: Mapping[str, Any], may_stop_early: bool = True, ranks: int = 1
 ) -> dict[str, tuple[Any, str]]:
     """Chooses the settings that depend on the data.
 
@@ -84,6 +84,8 @@ def choose(
         given: Settings by name that the user has given. They are not chosen, and other choices
             depend on them.
         may_stop_early: Whether early stopping may be chosen, see `WITHOUT_STOPPING`.
+        ranks: Number of ranks. They share the batch, so that a step has as many examples as in a
+            single process.
 
     Returns:
         Value and reason of each chosen setting that is not given, by name.
@@ -96,7 +98,7 @@ def choose(
     count = min(counts, default=None)
     found: dict[str, tuple[Any, str]] = {
         "model": _model(is_narrow, size, given),
-        "batch_size": _batch_size(count),
+        "batch_size": _batch_size(count, ranks),
         "rows_learning_rate": (
             _ROWS_RATES[optimizer] * (1 if is_narrow else _WIDE_FACTOR),
             f"{optimizer}, {size}",
@@ -119,13 +121,21 @@ def _model(is_narrow: bool, size: str, given: Mapping[str, Any]) -> tuple[str, s
     return ("dcn" if is_narrow else "dlrm"), size
 
 
-def _batch_size(count: int | None) -> tuple[int, str]:
-    """Returns the largest power of two that leaves enough steps in a pass, and the reason."""
+def _batch_size(count: int | None, ranks: int) -> tuple[int, str]:
+    """Returns the examples per step on each rank, and the reason.
+
+    The examples per step on all ranks are the largest power of two that leaves enough steps in a
+    pass.
+    """
     if count is None:
-        return _MAX_BATCH, "an unknown number of examples"
-    largest = 1 << (max(count // _MIN_STEPS, 1).bit_length() - 1)
-    size = min(max(largest, _MIN_BATCH), _MAX_BATCH)
-    return size, f"{-(-count // size):,} steps in a pass"
+        size, reason = _MAX_BATCH, "an unknown number of examples"
+    else:
+        largest = 1 << (max(count // _MIN_STEPS, 1).bit_length() - 1)
+        size = min(max(largest, _MIN_BATCH), _MAX_BATCH)
+        reason = f"{-(-count // size):,} steps in a pass"
+    if ranks == 1:
+        return size, reason
+    return max(size // ranks, 1), f"{reason}; {size:,} examples in a step of {ranks} ranks"
 
 
 def _passes(

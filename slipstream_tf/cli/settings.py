@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slipstream_tf._utils import disk
+from slipstream_tf._utils import agent, disk
 from slipstream_tf.cli.defaults import WITHOUT_STOPPING, DataFacts, choose
 from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing, raised_as
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS, predicts_losses
@@ -215,7 +215,9 @@ def resolve(
     unused = (None, False, 0, "none", "plain", ())
     may_stop_early = matched is None and "early_stopping" not in chosen
     may_stop_early &= all(values[name] in unused for name in WITHOUT_STOPPING)
-    choices = choose(facts, chosen, may_stop_early)
+    # The ranks of an elastic job change, but its settings do not.
+    ranks = 1 if values["elastic"] else agent.size()
+    choices = choose(facts, chosen, may_stop_early, ranks)
     defaults = {**values, **{name: value for name, (value, _) in choices.items()}}
     fields = [f.name for f in dataclasses.fields(Settings)]
     merged: dict[str, Any] = {name: chosen.get(name, defaults.get(name)) for name in fields}

@@ -36,6 +36,9 @@ EXACT = {
 Integers must also be in the range of int64 or uint64.
 """
 _MAX_TEXTS = 1_000  # Maximum number of different texts of a label that are counted in a block.
+WHOLE = (r"^(-?[0-9]+)\.0+$", r"\1")
+"""Pattern and replacement that write a float as an integer: 12.0 is 12. Columns of pandas become
+floats if they have missing values."""
 _TRUE, _FALSE = [b"true", b"True", b"TRUE"], [b"false", b"False", b"FALSE"]
 ALLOWED = {
     TEXT: "text",
@@ -393,6 +396,10 @@ def _text_ids(kind: str, text: pa.Array) -> tuple[pa.Array, np.ndarray]:
     is_missing = _nulls(text)
     filled = pc.fill_null(text, b"")
     values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
+    may_be_whole = kind == INTEGER and not (is_parsed | is_missing).all()
+    if may_be_whole and pc.any(pc.match_substring(filled, ".0")).as_py():
+        filled = pc.replace_substring_regex(filled, *WHOLE)
+        values, is_parsed = parse_integers(filled)
     values = np.array(values)
     pattern, base = EXACT[kind]
     for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():

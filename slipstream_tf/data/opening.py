@@ -25,6 +25,7 @@ from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
 from slipstream_tf.data.spec import require_columns
 
 AUTO = "auto"
+_SHOWN_FILES = 5
 FORMATS = ("criteo", "avazu", "csv", "json", "parquet")
 _WITH_SCHEMA = ("csv", "json", "parquet")
 # Ends of the names of files, before the end of a compressed file, by format.
@@ -37,6 +38,8 @@ _UNREAD = (
     "are not read, because their columns have no names. Prepare the original data, or write JSON "
     'lines or Parquet first. "Your own data" in the documentation has a program for it.'
 )
+# Ends of compressed files and archives that are not read.
+_UNREAD_ENDS = (".zst", ".lz4", ".lzo", ".br", ".snappy", ".z", ".7z", ".rar", ".tar", ".tgz")
 _LIBFFM = re.compile(rb"[-+]?[0-9.]+([ \t]+[0-9]+(:[0-9]+)?:[-+0-9.eE]+){2,}\s*")
 
 
@@ -237,6 +240,7 @@ def _files(path: str, kind: str) -> list[str]:
     if not os.path.isdir(path):
         if not os.path.exists(path):
             raise FileNotFoundError(f"There is no data file or folder {path!r}.")
+        _require_read(path)
         return [path]
     wanted = (kind,) if kind in _ENDS else ("csv",) if kind != AUTO else tuple(_ENDS)
     found: dict[str, list[str]] = {}
@@ -244,6 +248,7 @@ def _files(path: str, kind: str) -> list[str]:
         parts = file.relative_to(path).parts
         # Programs that write folders of data add hidden files, such as _SUCCESS.
         if file.is_file() and not any(part.startswith((".", "_")) for part in parts):
+            _require_read(str(file))
             found.setdefault(_kind(file.name), []).append(str(file))
     several = [name for name in wanted if name in found]
     if len(several) > 1:
@@ -253,19 +258,38 @@ def _files(path: str, kind: str) -> list[str]:
         )
     if not several:
         ends = ", ".join(end for name in wanted for end in _ENDS[name])
+        others = _names([file for files in found.values() for file in files], path)
         raise FileNotFoundError(
-            f"The folder {path!r} contains no data files. Expected names that end with {ends}, "
-            f"and for text also {', '.join(text.COMPRESSIONS)}."
+            f"The folder {path!r} contains no data files{others and f', but {others}'}. Expected "
+            f"names that end with {ends}, and for text also {', '.join(text.COMPRESSIONS)}. Pass "
+            "files with other names as files, not as a folder."
         )
     if ignored := found.get(""):
         logging.warning(
-            "%s: %d files are ignored, because their names have no known end, for example %s. "
-            "Pass them as files to read them.",
+            "%s: files are ignored (%d), because their names have no known end: %s. Pass them as "
+            "files to read them.",
             path,
             len(ignored),
-            ignored[0],
+            _names(ignored, path),
         )
     return found[several[0]]
+
+
+def _names(files: Sequence[str], folder: str) -> str:
+    """Returns the first names of files in a folder, and the number of the others."""
+    shown = [os.path.relpath(file, folder) for file in files[:_SHOWN_FILES]]
+    rest = len(files) - len(shown)
+    return ", ".join([*shown, f"and {rest:,} more"] if rest else shown)
+
+
+def _require_read(path: str) -> None:
+    """Raises ValueError if a file has a compression that is not read."""
+    end = os.path.splitext(path.lower())[1]
+    if end in _UNREAD_ENDS:
+        raise ValueError(
+            f"{path}: files that end with {end} are not read. Extract the file first, or compress "
+            f"it with one of {', '.join(text.COMPRESSIONS)}."
+        )
 
 
 def _kind(name: str) -> str:

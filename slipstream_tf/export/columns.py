@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
-from slipstream_tf.data.columns import ALLOWED, EXACT, missing_numbers
+from slipstream_tf.data.columns import ALLOWED, EXACT, WHOLE, missing_numbers
 from slipstream_tf.data.readers.hashing import hash_string
 from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
 from slipstream_tf.data.schema import INTEGER, LOG, TEXT
@@ -192,6 +192,8 @@ def _parsed(name: str, texts: tf.Tensor, kind: str, is_ignored: tf.Tensor) -> tf
         is_ignored: bool [n]. Where True, the text may be malformed.
     """
     pattern, base = EXACT[kind]
+    if kind == INTEGER:
+        texts = tf.strings.regex_replace(texts, *WHOLE)
     is_number = tf.strings.regex_full_match(texts, pattern.pattern)
     is_negative = tf.strings.regex_full_match(texts, "-.*")
     digits = tf.strings.regex_replace(texts, "^-", "")

@@ -100,6 +100,15 @@ def test_limit_of_examples_reduces_batches(settled):
     assert settled(LARGE, "--max_examples=50000").batch_size == 64
 
 
+def test_ranks_share_the_batch(settled, monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    assert settled(LARGE).batch_size == 256 and settled(SMALL).batch_size == 32
+    assert "--batch_size=32  " in choices(settled(SMALL))
+    assert "625 steps in a pass; 128 examples in a step of 4 ranks" in choices(settled(SMALL))
+    assert settled(SMALL, "--elastic", "--resume", "--output=x").batch_size == 128
+
+
 def test_reasons_are_recorded_and_printed(settled):
     settings = settled(SMALL, "--model=deepfm", "--batch_size=64")
     assert {"data", "epochs", "rows_learning_rate"} <= set(settings.reasons)

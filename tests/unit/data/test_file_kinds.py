@@ -402,8 +402,17 @@ def test_ignored_files_of_a_folder_are_reported(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text("\n".join(LINES))
     (tmp_path / "_SUCCESS").write_text("")
     assert read(tmp_path) == (expected(), []) and not messages
-    for other in ("part-00001", "c.csv.zst"):
-        (tmp_path / other).write_text("x")
+    for i in range(7):
+        (tmp_path / f"part-{i}").write_text("x")
     assert read(tmp_path) == (expected(), [])
-    assert len(messages) == 1 and "2 files are ignored" in messages[0]
-    assert "c.csv.zst" in messages[0]
+    assert len(messages) == 1 and "files are ignored (7)" in messages[0]
+    assert "part-0, part-1, part-2, part-3, part-4, and 2 more. Pass them as files" in messages[0]
+    (tmp_path / "a.csv").rename(tmp_path / "readme.md")
+    with pytest.raises(FileNotFoundError, match=r"no data files, but part-0, .* and 3 more\. Exp"):
+        read(tmp_path)
+    (tmp_path / "readme.md").rename(tmp_path / "a.csv.zst")
+    for path in (tmp_path, tmp_path / "a.csv.zst"):
+        with pytest.raises(
+            ValueError, match=r"a\.csv\.zst: files that end with \.zst are not read"
+        ):
+            read(path)

@@ -51,7 +51,10 @@ def tensors_of(raw, columns):
     for name, spec in raw.signature.items():
         values = list(columns[name])
         if spec.dtype == tf.int64:
-            ids = [MISSING_INTEGER if value in ("", "NA") else int(value) for value in values]
+            ids = [
+                MISSING_INTEGER if value in ("", "NA") else int(value.removesuffix(".0"))
+                for value in values
+            ]
             values = np.array([i % 2**64 for i in ids], np.uint64).view(np.int64)
         elif spec.dtype == tf.float32:
             values = [np.nan if value in ("", "NA") else float(value) for value in values]
@@ -87,6 +90,7 @@ def texts_of_file():
         "",
         "NA",
         "0",
+        "12.0",
         "-7",
         "007",
         "-1",
