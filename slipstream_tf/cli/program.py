@@ -213,14 +213,15 @@ def make_output(path: str) -> None:
 def import_tensorflow() -> None:
     """Imports TensorFlow and shows its log only if the import fails.
 
-    TensorFlow writes some lines to stderr before it reads TF_CPP_MIN_LOG_LEVEL, so this function
-    redirects stderr during the import. If the user has set TF_CPP_MIN_LOG_LEVEL, it does not
-    redirect stderr. The variable is removed after the import, so that this function has the same
-    effect in child processes.
+    TensorFlow writes some lines to stderr before it reads TF_CPP_MIN_LOG_LEVEL, and twice, so this
+    function redirects stderr during the import, unless the user has set the variable to "0" or "1".
+    If it is not set, it is removed after the import, so that this function has the same effect in
+    child processes.
     """
-    if "tensorflow" in sys.modules or _LOG_LEVEL in os.environ:
+    given = os.environ.get(_LOG_LEVEL)
+    if "tensorflow" in sys.modules or given in ("0", "1"):
         return
-    os.environ[_LOG_LEVEL] = "2"
+    os.environ.setdefault(_LOG_LEVEL, "2")
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as log:
@@ -234,7 +235,8 @@ def import_tensorflow() -> None:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            del os.environ[_LOG_LEVEL]
+            if given is None:
+                del os.environ[_LOG_LEVEL]
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:
