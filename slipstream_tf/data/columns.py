@@ -16,13 +16,7 @@ import pyarrow.compute as pc
 from slipstream_tf._utils.errors import MAX_SHOWN, shown
 from slipstream_tf.data.readers import parquet
 from slipstream_tf.data.readers.criteo import transform_count
-from slipstream_tf.data.readers.hashing import (
-    parse_hex,
-    parse_integers,
-    signed,
-    text_offsets,
-    without,
-)
+from slipstream_tf.data.readers.hashing import parse_hex, parse_integers, text_offsets, without
 from slipstream_tf.data.schema import HEX, INTEGER, LOG, STANDARDIZE, TEXT, KeyColumn, Schema
 from slipstream_tf.data.sources import TIME, Columns, ParsedRows
 
@@ -40,6 +34,7 @@ WHOLE = (r"^(-?[0-9]+)\.0+$", r"\1")
 """Pattern and replacement that write a float as an integer: 12.0 is 12. Columns of pandas become
 floats if they have missing values."""
 _TRUE, _FALSE = [b"true", b"True", b"TRUE"], [b"false", b"False", b"FALSE"]
+_MIN_BOOLEAN = min(map(len, _TRUE + _FALSE))
 ALLOWED = {
     TEXT: "text",
     HEX: "1 to 15 hexadecimal digits",
@@ -254,7 +249,7 @@ def _labels(schema: Schema, column: pa.Array) -> tuple[np.ndarray, str]:
         is_positive = pc.is_in(_as_text(column), value_set=_encoded(schema.positive))
         label = is_positive.to_numpy(zero_copy_only=False).astype(np.float32)
         return np.where(_nulls(column), np.float32(np.nan), label), "a value"
-    if _is_text_like(column.type):
+    if _is_text_like(column.type) and np.diff(text_offsets(column)).max(initial=0) >= _MIN_BOOLEAN:
         is_true, is_false = (pc.is_in(column, value_set=pa.array(v)) for v in (_TRUE, _FALSE))
         column = pc.if_else(is_true, b"1", pc.if_else(is_false, b"0", column))
     label = _single(_numbers(column, pa.array([], pa.binary()))[0])
@@ -390,23 +385,14 @@ def _text_ids(kind: str, text: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
     Nulls are missing values. The second result is a mask of the malformed values.
     """
-    is_malformed = np.zeros(len(text), bool)
     if kind == TEXT:
-        return parquet.to_ids(text), is_malformed
+        return parquet.to_ids(text), np.zeros(len(text), bool)
     is_missing = _nulls(text)
-    filled = pc.fill_null(text, b"")
+    filled = pc.fill_null(text, b"") if text.null_count else text
     values, is_parsed = (parse_hex if kind == HEX else parse_integers)(filled)
     may_be_whole = kind == INTEGER and not (is_parsed | is_missing).all()
     if may_be_whole and pc.any(pc.match_substring(filled, ".0")).as_py():
         filled = pc.replace_substring_regex(filled, *WHOLE)
         values, is_parsed = parse_integers(filled)
-    values = np.array(values)
-    pattern, base = EXACT[kind]
-    for row in np.flatnonzero(~is_parsed & ~is_missing).tolist():
-        value = filled[row].as_py()
-        parsed = signed(int(value, base)) if pattern.fullmatch(value) else None
-        if parsed is None:
-            is_malformed[row] = True
-        else:
-            values[row] = parsed
+    is_malformed = ~(is_parsed & (np.diff(text_offsets(filled)) > 0)) & ~is_missing
     return pa.array(values, mask=is_missing), is_malformed

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
 from slipstream_tf.data.columns import ALLOWED, EXACT, WHOLE, missing_numbers
-from slipstream_tf.data.readers.hashing import hash_string
+from slipstream_tf.data.readers.hashing import DIGITS, MAX_DIGITS, hash_string
 from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
 from slipstream_tf.data.schema import INTEGER, LOG, TEXT
 from slipstream_tf.data.spec import MISSING_KEY
@@ -22,12 +22,6 @@ from slipstream_tf.ops.text_keys import hash_texts
 
 MISSING_INTEGER = -(1 << 63)
 """Integer input of a SavedModel that means a missing id."""
-
-_WIDTH = 20  # Maximum number of digits.
-# Value of each digit, by its byte.
-_DIGITS = np.zeros(256, np.int64)
-_DIGITS[list(b"0123456789abcdef")] = range(16)
-_DIGITS[list(b"ABCDEF")] = range(10, 16)
 
 
 def has_schema(folder: str | os.PathLike[str]) -> bool:
@@ -197,12 +191,12 @@ def _parsed(name: str, texts: tf.Tensor, kind: str, is_ignored: tf.Tensor) -> tf
     is_number = tf.strings.regex_full_match(texts, pattern.pattern)
     is_negative = tf.strings.regex_full_match(texts, "-.*")
     digits = tf.strings.regex_replace(texts, "^-", "")
-    digits = tf.strings.substr(tf.strings.join(["0" * _WIDTH, digits]), -_WIDTH, _WIDTH)
-    codes = tf.io.decode_raw(digits, tf.uint8, fixed_length=_WIDTH)
-    values = tf.gather(_DIGITS, tf.cast(codes, tf.int32))
+    digits = tf.strings.substr(tf.strings.join(["0" * MAX_DIGITS, digits]), -MAX_DIGITS, MAX_DIGITS)
+    codes = tf.io.decode_raw(digits, tf.uint8, fixed_length=MAX_DIGITS)
+    values = tf.gather(DIGITS, tf.cast(codes, tf.int32))
     # The number is `high * base**half + low`. Integers of uint64 wrap around, which keeps their 64
     # bits.
-    half = _WIDTH // 2
+    half = MAX_DIGITS // 2
     places = base ** np.arange(half - 1, -1, -1)
     high, low = (tf.reduce_sum(part * places, 1) for part in (values[:, :half], values[:, half:]))
     (top, rest), (negative_top, negative_rest) = (

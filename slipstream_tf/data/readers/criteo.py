@@ -25,7 +25,8 @@ NUM_DENSE = 13
 NUM_FIELDS = 26
 MISSING_DENSE = -2.0
 
-_INTEGER = re.compile(rb"-?[0-9]{1,18}")
+_MAX_DIGITS = 18
+_INTEGER = re.compile(rb"-?[0-9]{1,%d}" % _MAX_DIGITS)
 _HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 
@@ -99,7 +100,8 @@ def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     Blanks and plain integers are parsed.
     """
     values, is_parsed = parse_integers(column)
-    is_blank = np.diff(text_offsets(column)) == 0
+    lengths = np.diff(text_offsets(column))
+    is_blank, is_parsed = lengths == 0, is_parsed & (lengths <= _MAX_DIGITS)
     # The logarithm is slow, therefore those of small counts are computed once.
     is_small = (values >= 0) & (values < len(_SMALL))
     transformed = _SMALL.take(values, mode="clip")

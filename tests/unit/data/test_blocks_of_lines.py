@@ -8,10 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slipstream_tf.data.columns import EXACT
 from slipstream_tf.data.readers.avazu import AvazuFormat
 from slipstream_tf.data.readers.criteo import CriteoFormat
-from slipstream_tf.data.readers.hashing import parse_hex
+from slipstream_tf.data.readers.hashing import parse_hex, parse_integers, signed
 from slipstream_tf.data.readers.text import ParsedLines, parse_block, parse_lines
+from slipstream_tf.data.schema import HEX, INTEGER
 from slipstream_tf.data.spec import MISSING_KEY
 
 COUNTS = ["", "0", "-1", "12345", "-", "--1", "1-2", "0x10", "+3", " 4", "9" * 18, "9" * 20, "1.5"]
@@ -75,14 +77,38 @@ def test_avazu_blocks_report_bad_line(bad, place):
     assert_read_as_exactly(AvazuFormat(), "\n".join(lines).encode())
 
 
-@given(st.lists(st.sampled_from([b"", b"00000000", b"fFfF09aA", b"0000000g", b"12", b"\xff" * 8])))
-def test_eight_digit_hexadecimal_values_are_parsed(values):
+WORDS = [b"", b"00000000", b"fFfF09aA", b"0000000g", b"12", b"\xff" * 8, b"f" * 15, b"f" * 16]
+LIMITS = [
+    f"{sign * (2**bits) + more}".encode()
+    for sign in (-1, 1)
+    for bits in (63, 64)
+    for more in (-1, 0, 1)
+]
+INTEGERS = [
+    *LIMITS,
+    b"-",
+    b"-0",
+    b"1-2",
+    b"--1",
+    b"0" * 20,
+    b"0" * 21,
+    b"-" + b"1" * 20,
+    b"0x1",
+    b"+1",
+]
+
+
+@pytest.mark.parametrize(("parse", "kind"), [(parse_hex, HEX), (parse_integers, INTEGER)])
+@given(st.lists(st.one_of(st.sampled_from(WORDS + INTEGERS), st.integers().map(b"%d".__mod__))))
+@example([b"7", *LIMITS])
+@example([b"12", b"", b"34"])
+def test_numbers_are_parsed(parse, kind, values):
+    pattern, base = EXACT[kind]
     for array in (pa.array(values, pa.binary()), pa.array([b"skip", *values], pa.binary())[1:]):
-        keys, is_parsed = parse_hex(array)
+        keys, is_parsed = parse(array)
         for value, key, parsed in zip(values, keys.tolist(), is_parsed.tolist(), strict=True):
-            if not value:
+            number = signed(int(value, base)) if pattern.fullmatch(value) else None
+            if not value and kind == HEX:
                 assert parsed and key == MISSING_KEY
-            elif len(value) == 8 and all(c in b"0123456789abcdefABCDEF" for c in value):
-                assert parsed and key == int(value, 16)
             else:
-                assert not parsed
+                assert parsed == (number is not None) and (key == number or not parsed)

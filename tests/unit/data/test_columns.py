@@ -204,6 +204,16 @@ def test_typed_columns_equal_parquet_reader(tmp_path):
         )
 
 
+@pytest.mark.parametrize("kind", ["integer", "hex"])
+def test_empty_text_that_is_not_missing_is_malformed(kind):
+    keys = [{"column": "k", "as": kind}]
+    schema = parse_schema({"label": "y", "keys": keys, "missing": ["NA"]})
+    columns = {"y": ["1", "0", "1"], "k": ["7", "", "NA"]}
+    arrays = {name: pa.array(values).cast(pa.binary()) for name, values in columns.items()}
+    found = convert(schema, arrays)
+    assert found.table["k"].to_pylist() == [7, None] and list(found.reasons) == [1]
+
+
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
