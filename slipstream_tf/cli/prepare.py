@@ -29,6 +29,7 @@ from slipstream_tf.cli.flag_set import (
 )
 from slipstream_tf.cli.program import import_tensorflow, make_output, run_program
 from slipstream_tf.config import parse_bytes
+from slipstream_tf.data.spec import FORMATS, SHARD_COMPRESSIONS, SPLITS
 from slipstream_tf.telemetry.progress import open_bar
 from slipstream_tf.telemetry.table import format_table
 
@@ -45,14 +46,13 @@ _WARNINGS = {
 }
 # Flags that are passed to `Options` under the same name.
 _OPTIONS = ("shard_rows", "compression", "dim", "strict", "max_bad_fraction", "overwrite")
-_FORMATS = ("auto", "criteo", "avazu", "csv", "json", "parquet")
 WRITING_FLAGS = {
     "Output": (
         Flag("output", Text(), "folder for the shards, statistics.json and counts.parquet"),
         Flag("overwrite", None, "replace the data of another preparation in --output"),
         Flag("shard_rows", Integer(1, 1 << 40), "number of lines or rows of DATA per shard",
              1_000_000),
-        Flag("compression", Choice(("snappy", "zstd", "none")), "compression of the shards",
+        Flag("compression", Choice(SHARD_COMPRESSIONS), "compression of the shards",
              "snappy"),
         Flag("threads", Integer(1, 1024), "number of threads that parse DATA", None, "all cores"),
     ),
@@ -69,7 +69,7 @@ WRITING_FLAGS = {
 """Flags that `write` needs."""
 _FLAGS = {
     "Data": (
-        Flag("format", Choice(_FORMATS), "format of DATA; auto detects it from the name or the "
+        Flag("format", Choice(FORMATS), "format of DATA; auto detects it from the name or the "
              "first line of the first file", "auto"),
         Flag("schema", Text(), "JSON file that describes the columns of CSV, JSON lines or "
              "Parquet: "
@@ -89,7 +89,7 @@ _FLAGS = {
              "program with an error", 0.1),
     ),
     "Parts": (
-        Flag("split", Choice(("runs", "random", "time")), "division of DATA: runs puts every tenth "
+        Flag("split", Choice(SPLITS), "division of DATA: runs puts every tenth "
              "run of 100 lines into the test part (every tenth line, if there are fewer than "
              "1,000), random draws the part of each line, and time puts the last lines by the "
              'column "time" of the schema into the test part', "runs"),

@@ -176,9 +176,9 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
         refuse(key.column, is_malformed, f"{allowed} or a missing value")
         result[key.column] = keys
     if schema.time is not None:
-        times, is_malformed = _times(columns[schema.time], text_missing)
+        moments, is_malformed = _times(columns[schema.time], text_missing)
         refuse(schema.time, is_malformed, "a number, or a date and time such as 2024-01-31 12:00")
-        result[TIME] = pa.array(times)
+        result[TIME] = pa.array(moments)
     table = pa.table(result)
     is_good = np.ones(num_rows, bool)
     is_good[list(reasons)] = False
@@ -186,6 +186,18 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
         table = table.filter(pa.array(is_good))
     counts = _counts(texts) if schema.positive else {}
     return ParsedRows(table, is_good, dict(sorted(reasons.items())), counts)
+
+
+def times(schema: Schema, columns: Mapping[str, pa.Array]) -> np.ndarray:
+    """Returns the times of the rows with a well-formed time, float64 [at most n].
+
+    Args:
+        schema: Meaning of the columns, with a column `time`.
+        columns: The array [n] of the time column, by its name.
+    """
+    assert schema.time is not None
+    found, is_malformed = _times(columns[schema.time], _encoded(schema.missing))
+    return found[~is_malformed]
 
 
 def missing_numbers(missing: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream_tf._utils.errors import shown
-from slipstream_tf.data.columns import columns_of
+from slipstream_tf.data.columns import columns_of, times
 from slipstream_tf.data.csv_format import ParsedValues
 from slipstream_tf.data.line_source import LineSource
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.schema import Schema
-from slipstream_tf.data.sources import ParsedRows
+from slipstream_tf.data.sources import Block, ParsedRows
 from slipstream_tf.data.spec import require_columns
 
 _SAMPLE_LINES = 10_000
@@ -70,9 +70,17 @@ class JsonSource(LineSource):
         """Does nothing, because the files have no header."""
 
     def parse_lines(self, header: Any, lines: bytes) -> ParsedRows:
+        return self._parse(lines, self._schema.names()).convert(self._schema)
+
+    def parse_times(self, block: Block) -> np.ndarray:
+        assert self._schema.time is not None
+        return times(self._schema, self._parse(block.content, (self._schema.time,)).columns)
+
+    def _parse(self, lines: bytes, names: Sequence[str]) -> ParsedValues:
+        """Returns the values of the regular lines, and the errors of the malformed lines."""
         several = lines.removesuffix(b"\n").split(b"\n")
         rows: list[int] = []
-        values: dict[str, list[Any]] = {name: [] for name in self._schema.names()}
+        values: dict[str, list[Any]] = {name: [] for name in names}
         reasons: dict[int, str] = {}
         for index, line in enumerate(several):
             if line in (b"", b"\r"):
@@ -87,8 +95,7 @@ class JsonSource(LineSource):
             for column, value in zip(values.values(), found, strict=True):
                 column.append(value)
         columns = {name: pa.array(values[name], self._types[name]) for name in values}
-        found_values = ParsedValues(columns, np.array(rows, np.int64), len(several), reasons)
-        return found_values.convert(self._schema)
+        return ParsedValues(columns, np.array(rows, np.int64), len(several), reasons)
 
     def _value(self, name: str, value: Any) -> Any:
         """Returns a value of a column as bytes, as a list of bytes, or None."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from absl import logging
 
-from slipstream_tf.data.columns import columns_of
+from slipstream_tf.data.columns import columns_of, times
 from slipstream_tf.data.csv_format import CsvFormat, ParsedValues
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.base import PART_RUN
@@ -83,7 +83,9 @@ class LineSource(Source):
     def parse(self, block: Block) -> ParsedRows:
         return self.parse_lines(self._headers[block.start.file], block.content)
 
-    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+    def file_blocks(
+        self, start: Position, piece_rows: int, only_time: bool = False
+    ) -> Iterator[Block]:
         path, at = self.paths[start.file], start
         done = sum(self._bytes[: start.file])
         place = lambda: f"after line {at.row + self.header_lines}"  # noqa: E731
@@ -186,14 +188,14 @@ class FormatSource(LineSource):
         table = table_of(self.columns, rows.label, rows.dense, rows.keys)
         return ParsedRows(table, parsed.is_good, parsed.reasons)
 
-    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
+    def parts(self, block: Block, run: int = PART_RUN) -> Mapping[str, np.ndarray]:
         """Returns masks of the training and test rows, the same as of the readers.
 
         Runs of `PART_RUN` rows are counted per file; shorter runs over all files, because a file
         may have less than ten rows.
         """
-        first = block.start.row if self.part_run == PART_RUN else block.start.id
-        return train_and_test(first, block.num_rows, self.part_run)
+        first = block.start.row if run == PART_RUN else block.start.id
+        return train_and_test(first, block.num_rows, run)
 
 
 class CsvSource(LineSource):
@@ -267,3 +269,9 @@ class CsvSource(LineSource):
                         key.column,
                     )
                     return
+
+    def parse_times(self, block: Block) -> np.ndarray:
+        assert self._schema.time is not None
+        header = self._headers[block.start.file]
+        found = self._format.parse(block.content, header, (self._schema.time,))
+        return times(self._schema, found.columns)

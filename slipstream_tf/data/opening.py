@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging
 
 from slipstream_tf._utils.errors import require_choice
-from slipstream_tf.data.columns import columns_of, convert, id_type
+from slipstream_tf.data.columns import columns_of, convert, id_type, times
 from slipstream_tf.data.json_source import JsonSource
 from slipstream_tf.data.line_source import CsvSource, FormatSource, first_line
 from slipstream_tf.data.readers import text
@@ -22,12 +23,9 @@ from slipstream_tf.data.readers.criteo import CriteoFormat
 from slipstream_tf.data.readers.parquet import ROWS_AT_ONCE, opening
 from slipstream_tf.data.schema import Schema
 from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
-from slipstream_tf.data.spec import require_columns
+from slipstream_tf.data.spec import AUTO, FORMATS, require_columns
 
-AUTO = "auto"
 _SHOWN_FILES = 5
-FORMATS = ("criteo", "avazu", "csv", "json", "parquet")
-_WITH_SCHEMA = ("csv", "json", "parquet")
 # Ends of the names of files, before the end of a compressed file, by format.
 _ENDS = {
     "parquet": (".parquet", ".pq"),
@@ -110,11 +108,14 @@ class ParquetSource(Source):
         of_paths = {"path_values": self._path_values} if any(self._path_values) else {}
         return {"format": "parquet", "schema": self._schema.to_dict(), **of_paths}
 
-    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+    def file_blocks(
+        self, start: Position, piece_rows: int, only_time: bool = False
+    ) -> Iterator[Block]:
         at, path, done = start, self.paths[start.file], sum(self._rows[: start.file])
         with _opened(path) as file:
             of_path = _values_of_path(path, file.schema_arrow.names)
-            in_file = [name for name in self._schema.names() if name not in of_path]
+            used = (self._schema.time,) if only_time else self._schema.names()
+            in_file = [name for name in used if name is not None and name not in of_path]
             try:
                 for batch in _batches(file, at.row, in_file):
                     for name, value in of_path.items():
@@ -131,6 +132,11 @@ class ParquetSource(Source):
     def parse(self, block: Block) -> ParsedRows:
         columns = {name: block.content.column(name) for name in self._schema.names()}
         return convert(self._schema, columns)
+
+    def parse_times(self, block: Block) -> np.ndarray:
+        assert self._schema.time is not None
+        name = self._schema.time
+        return times(self._schema, {name: block.content.column(name)})
 
 
 def _blocks_of(rows: Any, at: Position, piece_rows: int, done: int) -> Iterator[Block]:
@@ -196,7 +202,7 @@ def open_source(
     Args:
         paths: Files in reading order. A folder is replaced by its data files, at any depth, in the
             order of their paths.
-        kind: One of `FORMATS`, or `"auto"` to detect the format by the name or the first line of
+        kind: One of `FORMATS`. `"auto"` means to detect the format by the name or the first line of
             the first file. All files must then have this format.
         schema: Meaning of the columns. Not allowed for `"criteo"` and `"avazu"`, else
             required.
@@ -209,12 +215,12 @@ def open_source(
         ValueError: If the format is unknown or differs between files, or a schema is missing or
             not allowed.
     """
-    require_choice("format", kind, (AUTO, *FORMATS))
+    require_choice("format", kind, FORMATS)
     files = list_files(paths, kind)
     if kind == AUTO:
         _require_same_kind(files)
         kind = _recognised(files[0], schema is not None)
-    if (schema is None) == (kind in _WITH_SCHEMA):
+    if (schema is None) == (kind in _ENDS):
         need = "requires a schema" if schema is None else "does not accept a schema"
         raise ValueError(
             f"{files[0]}: data in the format {kind!r} {need}. See --schema in "

@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,19 @@ from slipstream_tf.data.columns import shown_label
 from slipstream_tf.data.dense_statistics import merged_statistics, suspected_kind
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.schema import LOG
-from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
-from slipstream_tf.data.spec import PARTS, BadLineError, BadLines
+from slipstream_tf.data.sources import (
+    Block,
+    ParsedRows,
+    Position,
+    Source,
+    in_threads,
+    workers,
+)
+from slipstream_tf.data.spec import PARTS, SHARD_COMPRESSIONS, BadLineError, BadLines
 from slipstream_tf.data.split import Divider, Split, find_limits
 from slipstream_tf.telemetry.run_record import write_json
 
 _LOCK = ".lock"
-_BLOCKS_AHEAD = 2  # Number of parsed blocks that wait, in addition to one block per thread.
 _EARLY_ROWS = 100_000  # From this number of rows on, too many malformed rows stop a preparation.
 _SHOWN_REASONS = 5
 _SHOWN_LABELS = 10
@@ -78,7 +84,7 @@ class Options:
 
     Attributes:
         shard_rows: Number of source rows per shard, over all parts.
-        compression: Compression of the shards, one of `shards.COMPRESSIONS`.
+        compression: Compression of the shards, one of `spec.SHARD_COMPRESSIONS`.
         dim: Number of values per row. It determines the size of a snapshot, the copy of a hot key's
             row.
         hot_budget_bytes: Maximum bytes of all snapshots. It limits the number of hot keys.
@@ -109,7 +115,7 @@ class Options:
             require_integer(name, getattr(self, name), 1, None, "Options")
         require_integer("count_bytes", self.count_bytes, 1 << 20, None, "Options")
         require_room("count_bytes", self.count_bytes, self.count_bytes, "key counts", "Options")
-        require_choice("compression", self.compression, shard_files.COMPRESSIONS, "Options")
+        require_choice("compression", self.compression, SHARD_COMPRESSIONS, "Options")
         require_number("max_bad_fraction", self.max_bad_fraction, 0.0, 1.0, "Options")
 
 
@@ -340,7 +346,7 @@ class _Preparation:
         """
         folder, manifest, options = self.folder, self.manifest, self.options
         if manifest.get("limits") is None:
-            manifest["limits"] = find_limits(options.split, source)
+            manifest["limits"] = find_limits(options.split, source, options.threads)
         divider = Divider(options.split, source, manifest["limits"])
         bad_lines = BadLines(options.strict)
         shards = manifest["shards"]
@@ -358,9 +364,9 @@ class _Preparation:
             return start.file, start.row // options.shard_rows
 
         with (
-            _workers(1) as counter,
+            workers(1) as counter,
             _hashing(unhashed) as hashes,
-            contextlib.closing(_parsed(source, blocks, options.threads)) as all_parsed,
+            contextlib.closing(in_threads(source.parse, blocks, options.threads)) as all_parsed,
         ):
             calls: collections.deque[concurrent.futures.Future[None]] = collections.deque()
 
@@ -453,8 +459,8 @@ class _Preparation:
             return sum(int(stats.hot_rows(group, hot).sum()) for group in groups)
 
         num_hot = done = 0
-        with _workers(options.threads) as workers:
-            for shard, inputs in zip(train_shards, workers.map(count, train_shards), strict=True):
+        with workers(options.threads) as pool:
+            for shard, inputs in zip(train_shards, pool.map(count, train_shards), strict=True):
                 num_hot += inputs
                 done += shard["train"]["inputs"]
                 self.progress("finding hot examples", done, totals["inputs"]["train"], done)
@@ -482,43 +488,15 @@ class _Preparation:
 
 
 @contextlib.contextmanager
-def _workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
-    """Yields a thread pool; cancels its pending work at the end."""
-    executor = concurrent.futures.ThreadPoolExecutor(threads)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
 def _hashing(paths: Iterable[str]) -> Iterator[dict[str, concurrent.futures.Future[int]]]:
     """Hashes files on a thread, and stops at the end of the block."""
     is_over = threading.Event()
-    with _workers(1) as hasher:
+    with workers(1) as hasher:
         try:
             cancel = is_over.is_set
             yield {path: hasher.submit(fingerprints.crc32, path, cancel) for path in paths}
         finally:
             is_over.set()
-
-
-def _parsed(
-    source: Source, blocks: Iterator[Block], threads: int
-) -> Generator[tuple[Block, ParsedRows], None, None]:
-    """Yields blocks with their examples, in order.
-
-    Some blocks are parsed ahead in threads.
-    """
-    waiting: collections.deque[tuple[Block, Any]] = collections.deque()
-    with _workers(threads) as workers:
-        for block in blocks:
-            waiting.append((block, workers.submit(source.parse, block)))
-            while len(waiting) > threads + _BLOCKS_AHEAD:
-                done, future = waiting.popleft()
-                yield done, future.result()
-        for done, future in waiting:
-            yield done, future.result()
 
 
 def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:

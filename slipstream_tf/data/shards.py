@@ -30,7 +30,6 @@ _MAX_REASONS = 50  # Further kinds of errors of a shard are counted together.
 _OTHER_REASONS = "other reasons"
 _MIN_RUN = 32  # Mean length of runs of rows from which slices are faster than copies.
 MAX_LABELS = 50  # Maximum number of label texts that a shard counts.
-COMPRESSIONS = ("snappy", "zstd", "none")
 # The value in the reason of a malformed row: "price is 'x'; expected a number".
 _VALUE = re.compile(r" is .*; expected", re.DOTALL)
 
@@ -78,7 +77,7 @@ class ShardWriter:
             folder: Folder of the prepared data.
             number: Index of the shard, from 0.
             columns: Names of the columns.
-            compression: One of `COMPRESSIONS`.
+            compression: One of `spec.SHARD_COMPRESSIONS`.
             on_group: Called with each row group of the training part, in order.
         """
         of_train = {"train": (columns.dense, on_group)}

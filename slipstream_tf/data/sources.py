@@ -1,8 +1,11 @@
 """Defines sources of examples: ordered blocks of rows, which threads parse independently."""
 
+import collections
+import concurrent.futures
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +13,8 @@ import pyarrow as pa
 from slipstream_tf.data.readers.base import PART_RUN, is_in_part
 from slipstream_tf.data.spec import MISSING_KEY
 
+_BLOCKS_AHEAD = 2  # Number of parsed blocks that wait, in addition to one block per thread.
+_Parsed = TypeVar("_Parsed")
 TIME = "\0time"
 """Name of the column of `ParsedRows.table` that orders the rows for a split. It is not written."""
 
@@ -116,7 +121,6 @@ class Source:
         size: Total size of the files, in the unit of `Block.done`.
         paths: Paths of the files, in order.
         header_lines: Number of header lines per file.
-        part_run: Number of consecutive rows in the same part, see `readers.base.is_in_part`.
     """
 
     name: str
@@ -124,7 +128,6 @@ class Source:
     size: int
     paths: tuple[str, ...]
     header_lines = 0
-    part_run = PART_RUN
 
     def describe(self) -> Mapping[str, Any]:
         """Returns JSON-serializable values that identify this source."""
@@ -147,8 +150,16 @@ class Source:
                 yield block
             start = Position(start.file + 1, 0, 0, start.id)
 
-    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
-        """Yields the rows of one file from `start` on, as `blocks` does."""
+    def file_blocks(
+        self, start: Position, piece_rows: int, only_time: bool = False
+    ) -> Iterator[Block]:
+        """Yields the rows of one file from `start` on, as `blocks` does.
+
+        Args:
+            start, piece_rows: See `blocks`.
+            only_time: Whether the blocks are passed to `parse_times`, so that other columns may be
+                missing.
+        """
         raise NotImplementedError
 
     def parse(self, block: Block) -> ParsedRows:
@@ -158,12 +169,23 @@ class Source:
         """
         raise NotImplementedError
 
-    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
+    def parse_times(self, block: Block) -> np.ndarray:
+        """Returns the times of a block's rows, in order, float64 [rows with a time].
+
+        Multiple threads may call it concurrently. Only sources with a time column have it.
+        """
+        raise NotImplementedError
+
+    def parts(self, block: Block, run: int = PART_RUN) -> Mapping[str, np.ndarray]:
         """Returns masks of the rows of a block by part, for example "train".
 
         A mask is bool [rows of the block] and covers malformed rows, too.
+
+        Args:
+            block: The block.
+            run: Number of consecutive rows in the same part, see `readers.base.is_in_part`.
         """
-        return train_and_test(block.start.id, block.num_rows, self.part_run)
+        return train_and_test(block.start.id, block.num_rows, run)
 
     def line(self, block: Block, row: int) -> tuple[str, int]:
         """Returns the path and line number of a row, for messages.
@@ -175,6 +197,34 @@ class Source:
             row: Index of the row in the block, from 0.
         """
         return self.paths[block.start.file], self.header_lines + block.start.row + row + 1
+
+
+@contextlib.contextmanager
+def workers(threads: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    """Yields a thread pool; cancels its pending work at the end."""
+    executor = concurrent.futures.ThreadPoolExecutor(threads)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def in_threads(
+    parse: Callable[[Block], _Parsed], blocks: Iterable[Block], threads: int
+) -> Generator[tuple[Block, _Parsed], None, None]:
+    """Yields blocks with the results of a function, in order.
+
+    Some blocks are parsed ahead in threads.
+    """
+    waiting: collections.deque[tuple[Block, Any]] = collections.deque()
+    with workers(threads) as pool:
+        for block in blocks:
+            waiting.append((block, pool.submit(parse, block)))
+            while len(waiting) > threads + _BLOCKS_AHEAD:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        for done, future in waiting:
+            yield done, future.result()
 
 
 def train_and_test(first: int, count: int, run: int = PART_RUN) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Defines the `Reader` protocol and the format of its batches.
+"""Defines the `Reader` protocol, the format of its batches, and names of settings.
 
 A reader returns a `tf.data.Dataset` of `(features, label)`. `features["keys"]` is int64
 [batch, fields], or a dictionary with RaggedTensors if a field is a list. `features["dense"]` is
@@ -9,13 +9,25 @@ columns. `label` is float32 [batch].
 import dataclasses
 import difflib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import tensorflow as tf
 from absl import logging
 
-MISSING_KEY = -2
-"""Key of a missing categorical value in a batch. In prepared folders it is null."""
+from slipstream_tf._utils.keys import MISSING_KEY as MISSING_KEY
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+AUTO = "auto"
+FORMATS = (AUTO, "criteo", "avazu", "csv", "json", "parquet")
+"""Formats of the files that `slipstream-prepare` reads. `AUTO` detects the format."""
+
+SHARD_COMPRESSIONS = ("snappy", "zstd", "none")
+"""Compressions of the shards that `slipstream-prepare` writes."""
+
+RUNS, RANDOM, TIME = "runs", "random", "time"
+SPLITS = (RUNS, RANDOM, TIME)
+"""Divisions of the rows into parts, see `split.Split`."""
 
 SKIPPABLE = "skippable"
 """Name of the feature, bool [batch], that is True if an example could have been skipped."""
@@ -197,6 +209,6 @@ class Reader(Protocol):
         """Returns a reader of the same examples with another batch size."""
         ...
 
-    def dataset(self) -> tf.data.Dataset:
+    def dataset(self) -> "tf.data.Dataset":
         """Returns a finite dataset of batches; each iteration starts from the beginning."""
         ...

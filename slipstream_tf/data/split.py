@@ -11,10 +11,9 @@ from slipstream_tf._utils.errors import invalid, require_choice, require_integer
 from slipstream_tf._utils.hashing import stream
 from slipstream_tf.data.readers.base import PART_PERIOD, PART_RUN
 from slipstream_tf.data.sources import TIME as TIME_COLUMN
-from slipstream_tf.data.sources import Block, ParsedRows, Position, Source
+from slipstream_tf.data.sources import Block, ParsedRows, Position, Source, in_threads
+from slipstream_tf.data.spec import RANDOM, RUNS, SPLITS, TIME
 
-RUNS, RANDOM, TIME = "runs", "random", "time"
-KINDS = (RUNS, RANDOM, TIME)
 _MAX_TIMES = 1 << 24  # Maximum number of times in memory, 128 MiB.
 
 
@@ -42,7 +41,7 @@ class Split:
     file_parts: tuple[str | None, ...] = ()
 
     def __post_init__(self) -> None:
-        require_choice("kind", self.kind, KINDS, "Split")
+        require_choice("kind", self.kind, SPLITS, "Split")
         require_integer("seed", self.seed, 0, (1 << 63) - 1, "Split")
         for name in ("test_fraction", "valid_fraction"):
             require_number(name, getattr(self, name), 0.0, 1.0, "Split")
@@ -77,7 +76,7 @@ class Divider:
 
     def __init__(self, split: Split, source: Source, limits: Mapping[str, Any]) -> None:
         self._split, self._source, self._limits = split, source, limits
-        source.part_run = 1 if limits.get("is_small") else PART_RUN
+        self._run = 1 if limits.get("is_small") else PART_RUN
 
     def parts(self, block: Block, parsed: ParsedRows) -> Mapping[str, np.ndarray]:
         """Returns masks of the rows of a block by part, bool [rows of the block].
@@ -90,7 +89,7 @@ class Divider:
         if whole is not None:
             return {whole: np.ones(block.num_rows, bool)}
         if self._split.kind == RUNS:
-            return self._source.parts(block)
+            return self._source.parts(block, self._run)
         if self._split.kind == RANDOM:
             ids = np.arange(block.start.id, block.end.id, dtype=np.uint64)
             drawn = stream(np.array([self._split.seed], np.uint64), ids)
@@ -105,12 +104,14 @@ class Divider:
         return {"train": ~is_later, "valid": is_later & ~is_test, "test": is_test}
 
 
-def find_limits(split: Split, source: Source) -> dict[str, Any]:
+def find_limits(split: Split, source: Source, threads: int = 1) -> dict[str, Any]:
     """Computes values that the division needs before the first block.
 
     Args:
         split: The settings.
-        source: The source of the rows. `"time"` reads and parses all rows that are divided.
+        source: The source of the rows. `"time"` reads the time column of all rows that are divided,
+            also of rows that are malformed in other columns.
+        threads: Number of threads that parse.
 
     Returns:
         `"is_small"`, whether fewer than 1,000 rows are divided, for `"runs"`. `"test_from"` and
@@ -124,7 +125,7 @@ def find_limits(split: Split, source: Source) -> dict[str, Any]:
         block
         for number in range(len(source.paths))
         if split.part_of_file(number) is None
-        for block in source.file_blocks(Position(number), 1 << 62)
+        for block in source.file_blocks(Position(number), 1 << 62, split.kind == TIME)
     )
     if split.kind == RUNS:
         rows = itertools.accumulate(block.num_rows for block in blocks)
@@ -132,8 +133,7 @@ def find_limits(split: Split, source: Source) -> dict[str, Any]:
     if split.kind == RANDOM:
         return {}
     times, stride, count, kept = [np.empty(0)], 1, 0, 0
-    for block in blocks:
-        found = source.parse(block).table[TIME_COLUMN].to_numpy()
+    for _, found in in_threads(source.parse_times, blocks, threads):
         times.append(found[-count % stride :: stride])
         count, kept = count + len(found), kept + len(times[-1])
         if kept > _MAX_TIMES:

@@ -12,12 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
+from slipstream_tf._utils.keys import MISSING_KEY, RESERVED_KEYS
 from slipstream_tf.data.columns import ALLOWED, EXACT, WHOLE, missing_numbers
 from slipstream_tf.data.readers.hashing import DIGITS, MAX_DIGITS, hash_string
 from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
 from slipstream_tf.data.schema import INTEGER, LOG, TEXT
-from slipstream_tf.data.spec import MISSING_KEY
-from slipstream_tf.ops.features import PADDING_KEY
 from slipstream_tf.ops.text_keys import hash_texts
 
 MISSING_INTEGER = -(1 << 63)
@@ -153,7 +152,7 @@ def _keys(name: str, values: tf.Tensor, kind: str, missing: Sequence[Any]) -> tf
         keys = tf.bitcast(values, tf.int64)
     else:
         keys = hash_texts(values) if kind == TEXT else _parsed(name, values, kind, is_missing)
-    for reserved in (PADDING_KEY, MISSING_KEY):  # As in `keys_of_ids`.
+    for reserved in RESERVED_KEYS:  # As in `keys_of_ids`.
         moved = np.int64(hash_string(b"%d" % reserved))
         keys = tf.where(tf.equal(keys, reserved), moved, keys)
     return tf.where(is_missing, np.int64(MISSING_KEY), keys)

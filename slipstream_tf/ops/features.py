@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
+from slipstream_tf._utils.keys import PADDING_KEY as PADDING_KEY
 from slipstream_tf._utils.serialization import Serializable
 from slipstream_tf.ops.text_keys import hash_texts
 
-PADDING_KEY = -1
 # The correct declaration of keys, for errors about their dtype.
 DECLARE_DTYPE = (
     "keras.Input(..., dtype='int64') or 'string' as the inputs of Keras models, or pass "

@@ -7,6 +7,8 @@ uses this module depends on TensorFlow only.
 import numpy as np
 import tensorflow as tf
 
+from slipstream_tf._utils.keys import RESERVED_KEYS
+
 # Constants of BLAKE2b (RFC 7693).
 _BLOCK_BYTES = 128
 _WORDS = 16
@@ -37,7 +39,6 @@ _SIGMA = np.array(
 # or diagonals, axis 3 selects the argument `x` or `y` of `_mix`.
 _SCHEDULE = np.stack([_SIGMA[r % 10] for r in range(_ROUNDS)]).reshape(_ROUNDS, 2, 4, 2)
 _DIGEST_BYTES = 8
-_RESERVED = (-1, -2)  # padding, and the missing value of readers
 
 
 def hash_texts(texts: tf.Tensor) -> tf.Tensor:
@@ -74,7 +75,7 @@ def _hash_distinct(texts: tf.Tensor) -> tf.Tensor:
 
     _, state = tf.while_loop(lambda block, _: block < maximum, add, (tf.constant(0), state))
     keys = tf.bitcast(state[0], tf.int64)
-    is_reserved = tf.reduce_any([tf.equal(keys, reserved) for reserved in _RESERVED], axis=0)
+    is_reserved = tf.reduce_any([tf.equal(keys, reserved) for reserved in RESERVED_KEYS], axis=0)
     return tf.where(is_reserved, keys + np.int64(1 << 62), keys)
 
 

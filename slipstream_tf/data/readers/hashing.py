@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream_tf.data.spec import MISSING_KEY
+from slipstream_tf._utils.keys import MISSING_KEY, RESERVED_KEYS
 
 HEX_WIDTH = 8
 _MAX_HEX_DIGITS = 15
@@ -42,12 +42,12 @@ def _hashed(values: Sequence[bytes]) -> np.ndarray:
     """Returns `hash_string` of each value, int64 [n]."""
     digests = b"".join([hashlib.blake2b(value, digest_size=8).digest() for value in values])
     keys = np.frombuffer(digests, "<i8")
-    is_reserved = (keys == -1) | (keys == MISSING_KEY)
+    is_reserved = np.logical_or.reduce([keys == reserved for reserved in RESERVED_KEYS])
     return np.where(is_reserved, keys + (1 << 62), keys)
 
 
 # (reserved key, key of an id of this value), see `keys_of_ids`.
-_MOVED = tuple((key, hash_string(b"%d" % key)) for key in (-1, MISSING_KEY))
+_MOVED = tuple((key, hash_string(b"%d" % key)) for key in RESERVED_KEYS)
 
 
 def keys_of_ids(ids: np.ndarray) -> np.ndarray:

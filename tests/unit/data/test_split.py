@@ -12,7 +12,7 @@ from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import Options, prepare
 from slipstream_tf.data.readers.prepared import PreparedReader
 from slipstream_tf.data.schema import parse_schema
-from slipstream_tf.data.split import Split
+from slipstream_tf.data.split import Split, find_limits
 
 SCHEMA = {"label": "click", "keys": [{"column": "row", "as": "integer"}]}
 
@@ -124,6 +124,31 @@ def test_split_by_time_puts_last_rows_into_test_part(tmp_path, run_prepare, form
     assert found["test"] == [i for i in range(2_000) if hours[i] >= 1_500]
     columns = pq.read_schema(tmp_path / "out" / "train" / "000000.parquet").names
     assert columns == ["click", "row"]
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet", "partition"])
+def test_limits_by_time_need_the_time_column_only(tmp_path, monkeypatch, form):
+    columns = {"click": [i % 2 for i in range(100)], "row": range(100), "time": range(100)}
+    path = tmp_path / f"a.{form}"
+    if form == "csv":
+        write(path, columns["row"], columns["time"])
+    elif form == "json":
+        path.write_text("".join(f'{{"click": 1, "row": 2, "time": {i}}}\n' for i in range(100)))
+    else:
+        if form == "partition":
+            path = tmp_path / "time=7" / "a.parquet"
+            path.parent.mkdir()
+            del columns["time"]
+        pq.write_table(pa.table({name: list(v) for name, v in columns.items()}), path)
+    schema = parse_schema({"label": "click", "keys": ["row"], "time": "time"})
+    source, _ = open_source([str(path)], form.replace("partition", "parquet"), schema)
+    monkeypatch.setattr(source, "parse", None)
+    if form == "partition":
+        with pytest.raises(ValueError, match="too many have the time 7"):
+            find_limits(Split("time"), source, threads=2)
+    else:
+        limits = find_limits(Split("time"), source, threads=2)
+        assert limits == {"test_from": 90.0, "valid_from": 90.0}
 
 
 def test_time_may_be_a_key_and_malformed_times_are_counted(tmp_path, run_prepare):
