@@ -34,9 +34,13 @@ def settled():
 
 
 def test_narrow_data_uses_cross_layers(settled):
-    assert settled(SMALL).model == "dcn" and settled(SMALL, "--dim=64").model == "dlrm"
+    assert settled(SMALL, "--dim=128").model == "dcn"
+    assert settled(SMALL, "--dim=129").model == "dlrm"
+    unknown = dataclasses.replace(SMALL, num_examples=None)
+    for large in (unknown, dataclasses.replace(SMALL, num_examples=2_000_001)):
+        assert settled(large, "--dim=32").model == "dcn"
+        assert settled(large, "--dim=33").model == "dlrm"
     assert settled(LARGE).model == "dlrm" and settled(LARGE, "--model=deepfm").model == "deepfm"
-    assert settled(SMALL).rows_learning_rate > settled(LARGE).rows_learning_rate
 
 
 def test_given_layers_select_their_model(settled):
