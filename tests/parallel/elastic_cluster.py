@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import random
 import signal
@@ -247,13 +248,8 @@ class RandomEvents:
         self.took: list[Event] = []
 
     def event(self) -> None:
-        """Triggers one event and waits until training has continued.
-
-        The event happens after all hosts have ranks and after a checkpoint that is newer than the
-        last event.
-        """
+        """Triggers one event and waits until training has continued."""
         cluster, up = self._cluster, sorted(self._cluster.up)
-        self._wait_for_commit()
         possible = ["kill", *(["join"] * 2 if len(up) < 4 else [])]
         # A job ends with its last agent.
         if len(up) > 1:
@@ -275,7 +271,12 @@ class RandomEvents:
         seconds = cluster.wait_for(_GOES_ON, WITHIN[what], since)
         self.took.append(Event(what, len(cluster.up), round(seconds, 1)))
 
-    def _wait_for_commit(self) -> None:
+    def wait_for_commit(self) -> int:
+        """Waits until all hosts have ranks, and then for a new checkpoint.
+
+        Returns:
+            The number of the checkpoint.
+        """
         # After the death of a rank the launcher does not use its host for a while.
         deadline = time.monotonic() + 60.0
         while not all(map(self._cluster.has_rank, self._cluster.up)):
@@ -287,13 +288,15 @@ class RandomEvents:
             if time.monotonic() > deadline or not self._cluster.is_running:
                 raise TimeoutError(f"No new checkpoint was saved:\n{self._cluster.output()}")
             time.sleep(0.05)
+        return self._newest()
 
-    def _newest(self) -> str:
-        return max((path.name for path in self._commits.glob("checkpoint-*")), default="")
+    def _newest(self) -> int:
+        found = self._commits.glob("checkpoint-*")
+        return max((int(path.name.partition("-")[2]) for path in found), default=0)
 
 
 def disturb(
-    hosts: Any, folder: Path, train: Sequence[str], seed: int, events: int
+    hosts: Any, folder: Path, train: Sequence[str], seed: int, events: int, last: int | None = None
 ) -> tuple[list[Event], dict[str, Any]]:
     """Runs an elastic job with random events, first on two hosts.
 
@@ -302,7 +305,9 @@ def disturb(
         folder: Folder for all files.
         train: Command of slipstream-train with its flags, except --elastic and --output.
         seed: Seed of the choice of events.
-        events: Number of events.
+        events: Maximum number of events.
+        last: Number of the last checkpoint after which an event happens. A job fails if a rank
+            fails while others complete it.
 
     Returns:
         The events after which training continued, and the job's metrics.json.
@@ -319,6 +324,8 @@ def disturb(
             happened = RandomEvents(cluster, seed, output / "checkpoints")
             try:
                 for _ in range(events):
+                    if happened.wait_for_commit() > (last or math.inf):
+                        break
                     happened.event()
             except TimeoutError:
                 # On a fast machine, the job can end before the last event.

@@ -14,6 +14,8 @@ SEQUENCES = int(os.environ.get("SEQUENCES", "1"))
 EVENTS = int(os.environ.get("EVENTS", "2"))
 # On a busy machine an event takes long, compared with training. Later events may have four ranks.
 EXAMPLES = 900_000 + 500_000 * max(0, EVENTS - 2)
+# Four ranks that train 512 examples per step store at least one more checkpoint, every 75 steps.
+LAST = EXAMPLES // (4 * 512 * 75) - 1
 
 
 @pytest.mark.parametrize("number", range(SEQUENCES))
@@ -25,7 +27,7 @@ def test_every_example_is_trained_skipped_or_lost_in_failure(
         sys.executable, "-m", "slipstream_tf.cli.train", f"--data=generated:{EXAMPLES}",
         *elastic_cluster.SMALL, *elastic_cluster.WAYS[way],
     ]  # fmt: skip
-    took, record = elastic_cluster.disturb(hosts, tmp_path, train, number, EVENTS)
+    took, record = elastic_cluster.disturb(hosts, tmp_path, train, number, EVENTS, LAST)
     for event in took:
         print(f"sequence {number}, {way}: {event}")
     examples = record["examples"]
