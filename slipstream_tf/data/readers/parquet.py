@@ -125,7 +125,7 @@ class ParquetReader(BatchReader):
             # is in memory twice.
             joined = pa.chunked_array([table[name].combine_chunks()])
             table = table.set_column(index, name, joined)
-        shuffled = self.in_batches_of(self._batch_size)
+        shuffled: Any = self.in_batches_of(self._batch_size)
         shuffled._table, shuffled._shuffle_seed = table, shuffle_seed
         return shuffled
 
@@ -159,7 +159,7 @@ class ParquetReader(BatchReader):
 
     def _rows(self, number: int) -> Iterator[pa.Table]:
         """Yields tables of up to `ROWS_AT_ONCE` usable rows, in the pass's order."""
-        if self._table is not None:
+        if self._table is not None and self._shuffle_seed is not None:
             order = random_order(
                 len(self._table), np.random.default_rng([self._shuffle_seed, number])
             )
