@@ -237,6 +237,7 @@ class RunCheckpoints:
         self._saving, self._run, self._comm, self._elastic = saving, run, comm, elastic
         self.resumed_at: list[int] = []
         self._stop_is_requested = False
+        self._hashing: threading.Thread | None = None
         if not saving.is_used:
             return
         # Saved per rank: states of random number generators, and metrics.
@@ -311,17 +312,34 @@ class RunCheckpoints:
         Call it before the first step.
         """
         if self._saving.every and self._comm.rank == 0:
-            data = {**self._run["data"], **self._fingerprint()}
-            write_json(str(self._saving.directory / RUN), {**self._run, "data": data})
+            found = {**self._run["data"], **self._fingerprint()}
+            self._write_run(found)
+            data = self._run["settings"]["data"]
+            if os.path.isfile(data) and "crc32" not in found:
+                # Training does not wait for it, and neither does the end of the process.
+                self._hashing = threading.Thread(target=self._hash, args=(data, found), daemon=True)
+                self._hashing.start()
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Returns the data's fingerprint. A file is hashed only if run.json lacks its hash."""
+        """Returns the data's fingerprint, with the hash of a file if run.json has it."""
         data, path = self._run["settings"]["data"], self._saving.directory / RUN
         if self.resumed_at and os.path.isfile(data):
             saved = _read(path, self._saving.flag)["data"]
             if saved["modified"] == os.stat(data).st_mtime_ns:
-                return {name: saved[name] for name in _OF_FILE}
-        return fingerprint_of(data, is_full=True)
+                return {name: saved[name] for name in _OF_FILE if name in saved}
+        return fingerprint_of(data, has_time=True)
+
+    def _hash(self, data: str, found: Mapping[str, Any]) -> None:
+        """Adds the hash of a file to run.json, unless the file has changed since `begin`."""
+        from slipstream_tf.data import fingerprints
+
+        with contextlib.suppress(OSError):  # Without the hash, a touched file counts as changed.
+            hashed = fingerprints.crc32(data)
+            if fingerprints.is_same(fingerprints.fingerprint(data), found):
+                self._write_run({**found, "crc32": hashed})
+
+    def _write_run(self, data: Mapping[str, Any]) -> None:
+        write_json(str(self._saving.directory / RUN), {**self._run, "data": data})
 
     def after_step(self, step: int, notes: Callable[[], Mapping[str, Any]]) -> None:
         """Saves a checkpoint every `saving.every` steps and after SIGTERM.
@@ -349,7 +367,7 @@ class RunCheckpoints:
             )
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on disk.
+        """Waits until all checkpoints are on disk, and the hash of a file unless SIGTERM came.
 
         Raises:
             RunError: If a checkpoint cannot be written.
@@ -357,6 +375,8 @@ class RunCheckpoints:
         if self._saving.is_used:
             with raised_as(RunError, _NOT_WRITTEN, OSError):
                 self._saved.wait()
+        if self._hashing is not None and not self._stop_is_requested:
+            self._hashing.join()
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:

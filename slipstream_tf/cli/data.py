@@ -173,14 +173,12 @@ def open_parts(settings: Settings) -> Parts:
     return Parts(train, valid, test, num_examples)
 
 
-def fingerprint_of(data: str, is_full: bool = False) -> dict[str, Any]:
+def fingerprint_of(data: str, has_time: bool = False) -> dict[str, Any]:
     """Returns values that identify the content of a data set, JSON-serializable.
 
     Args:
         data: Value of --data.
-        is_full: Whether to include the modification time and the CRC-32 of a file, which takes
-            about half a second per GB. Folders of slipstream-prepare contain the CRC-32 of their
-            source files.
+        has_time: Whether to include the modification time of a file.
 
     Returns:
         For prepared data, `"files"`, the names and the CRC-32 of its source files, and
@@ -198,9 +196,9 @@ def fingerprint_of(data: str, is_full: bool = False) -> dict[str, Any]:
         return {}
     with _refusing(data):
         found = fingerprints.fingerprint(data)
-        if is_full:
-            return {**found, "crc32": fingerprints.crc32(data)}
-    return {name: found[name] for name in ("bytes", "sample")}
+    if not has_time:
+        del found["modified"]
+    return found
 
 
 def best_auc(reader: Reader) -> float | None:

@@ -6,9 +6,11 @@ SavedModel can take the values of the original files.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import tensorflow as tf
 
 from slipstream_tf._utils.errors import invalid
@@ -17,6 +19,7 @@ from slipstream_tf.data.columns import ALLOWED, EXACT, WHOLE, missing_numbers
 from slipstream_tf.data.readers.hashing import DIGITS, MAX_DIGITS, hash_string
 from slipstream_tf.data.readers.prepared import is_prepared, read_manifest
 from slipstream_tf.data.schema import INTEGER, LOG, TEXT
+from slipstream_tf.data.statistics import COUNTS
 from slipstream_tf.ops.text_keys import hash_texts
 
 MISSING_INTEGER = -(1 << 63)
@@ -44,7 +47,8 @@ class RawColumns:
 
         Raises:
             OSError: If the manifest cannot be read.
-            ValueError: If the folder was prepared without a schema or is damaged.
+            ValueError: If the folder was prepared without a schema or is damaged, or if a column
+                contains the id `MISSING_INTEGER`.
         """
         if not has_schema(folder):
             allowed = "a folder that slipstream-prepare wrote with --schema"
@@ -61,7 +65,24 @@ class RawColumns:
         self._logs = {dense["column"]: dense["transform"] == LOG for dense in schema["dense"]}
         self._types = dict(zip(columns["keys"], columns["key_types"], strict=True))
         self._lists = frozenset(columns["lists"])
+        self._require_served(folder)
         self.signature = self._signature()
+
+    def _require_served(self, folder: str | os.PathLike[str]) -> None:
+        """Raises ValueError if training examples have the id that means a missing integer."""
+        path = Path(folder, COUNTS)
+        if not path.exists():  # The data is not completely prepared.
+            return
+        found = pq.read_table(path, columns=["field"], filters=[("key", "=", MISSING_INTEGER)])
+        for name in found["field"].to_pylist():
+            if self._types[name] != TEXT:
+                uint64 = f" ({1 << 63} of uint64)"
+                raise ValueError(
+                    f"{os.fspath(folder)}: the column {name!r} contains the id {MISSING_INTEGER}"
+                    f"{uint64 if self._types[name] == 'uint64' else ''}, which means a missing "
+                    "value in requests to a SavedModel. Replace the id in the files, or read the "
+                    "column as text."
+                )
 
     def _signature(self) -> dict[str, tf.TypeSpec]:
         """Returns the specs of the columns by name.

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from train_programs import prepared
 from slipstream_tf.checkpoint.tables import SavedTable
 from slipstream_tf.cli import train
 from slipstream_tf.cli.program import run_program
+from slipstream_tf.data import fingerprints
 
 PROGRAM = Path(__file__).with_name("killed_train.py")
 INPUTS = 1_600
@@ -194,8 +197,15 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 def test_resume_with_incompatible_settings_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hashed_by, crc32 = [], fingerprints.crc32
+
+    def recorded(path: str) -> int:
+        hashed_by.append(threading.current_thread())
+        return crc32(path)
+
+    monkeypatch.setattr(fingerprints, "crc32", recorded)
     output = tmp_path / "run"
     small = ["--batch_size=128", "--epochs=2", "--dim=4", "--mlp=8", "--dropout=0.2"]
     data = tmp_path / "clicks.tsv"
@@ -223,6 +233,9 @@ def test_resume_with_incompatible_settings_is_refused(
     # A flag of an older version.
     path = output / "checkpoints" / "run.json"
     saved = path.read_text()
+    assert json.loads(saved)["data"]["crc32"] == zlib.crc32(data.read_bytes())
+    # The first step does not wait for the hash.
+    assert len(hashed_by) == 1 and hashed_by[0] is not threading.main_thread()
     older = json.loads(saved)
     older["settings"]["engine"]["cache_movement"] = 0.1
     path.write_text(json.dumps(older))

@@ -190,6 +190,17 @@ def test_numbers_in_parquet_file_are_not_missing_texts(tmp_path):
     assert_equal_features(features, read(folder))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "named"), [("int64", ""), ("uint64", " .9223372036854775808 of")]
+)
+def test_id_that_means_missing_in_requests_is_refused(tmp_path, dtype, named):
+    ids = np.array([5, 1 << 63], np.uint64).view(dtype)
+    pq.write_table(pa.table({"y": [0.0, 1.0], "u": ids, "row": [1.0, 2.0]}), tmp_path / "a.parquet")
+    folder = prepared(tmp_path, tmp_path / "a.parquet", {"label": "y", "keys": ["u"]})
+    with pytest.raises(ValueError, match=f"'u' contains the id -9223372036854775808{named}"):
+        RawColumns(folder)
+
+
 def test_columns_of_parquet_file_equal_prepared_data(tmp_path):
     columns = {
         "y": pa.array([1.0, 0.0, 1.0, 0.0]),
