@@ -15,6 +15,7 @@ from slipstream_tf.cli.program import import_tensorflow, run_program
 
 import_tensorflow()
 
+from slipstream_tf.data.readers.base import PART_RUN  # noqa: E402
 from slipstream_tf.data.sources import (  # noqa: E402
     Block,
     Columns,
@@ -53,7 +54,9 @@ class PartsSource(Source):
     def describe(self) -> Mapping[str, Any]:
         return {"format": self.name, **self._settings}
 
-    def file_blocks(self, start: Position, piece_rows: int) -> Iterator[Block]:
+    def file_blocks(
+        self, start: Position, piece_rows: int, only_time: bool = False
+    ) -> Iterator[Block]:
         sizes = [len(labels) for _, labels in self._parts.values()]
         done = sum(sizes[: start.file])
         while start.row < sizes[start.file]:
@@ -69,7 +72,7 @@ class PartsSource(Source):
         values = labels[rows].astype(np.float32), None, keys[rows].astype(np.int64)
         return ParsedRows(table_of(self.columns, *values), np.ones(block.num_rows, bool), {})
 
-    def parts(self, block: Block) -> Mapping[str, np.ndarray]:
+    def parts(self, block: Block, run: int = PART_RUN) -> Mapping[str, np.ndarray]:
         return {self._part_of(block): np.ones(block.num_rows, bool)}
 
     def _part_of(self, block: Block) -> str:
