@@ -150,6 +150,18 @@ def test_columns_of_csv_file_equal_prepared_data(bags, tmp_path):
     assert tf.nest.flatten(empty["keys"])[0].shape[0] == 0
 
 
+def test_empty_text_is_a_key_unless_it_is_missing(tmp_path):
+    columns = {"y": ["0", "1", "1"], "t": ["a||", "", "NA"], "row": [0, 1, 2]}
+    write_csv(tmp_path / "a.csv", columns)
+    keys = [{"column": "t", "separator": "|"}]
+    schema = {"label": "y", "keys": keys, "dense": ["row"], "missing": ["NA"]}
+    folder = prepared(tmp_path, tmp_path / "a.csv", schema)
+    raw = RawColumns(folder)
+    features = raw.features(tensors_of(raw, columns))
+    assert features["keys"]["t"].row_lengths().numpy().tolist() == [3, 1, 0]
+    assert_equal_features(features, read(folder))
+
+
 def test_numbers_of_missing_texts_are_missing(tmp_path):
     ids = ["0", "-999", "", "7", "-1", "18446744073709551614"]
     numbers = ["-999", "0", "", "0.1", "1", "-0.1"]
