@@ -70,9 +70,8 @@ class DataFacts:
         if self.click_rate is not None:
             parts.append(f"{self.click_rate:.3g} of them clicked")
         bags = f" ({self.bags} of them bags)" if self.bags else ""
-        return ", ".join(
-            [*parts, f"{self.fields} key columns{bags}", f"{self.num_dense or 'no'} numbers"]
-        )
+        numbers = "1 number" if self.num_dense == 1 else f"{self.num_dense or 'no'} numbers"
+        return ", ".join([*parts, f"{self.fields} key columns{bags}", numbers])
 
 
 def choose(
@@ -117,8 +116,8 @@ def _model(facts: DataFacts, count: int | None, given: Mapping[str, Any]) -> tup
     is_small = count is not None and count <= _MAX_SMALL
     limit = _MAX_CROSSED_SMALL if is_small else _MAX_CROSSED
     if width <= limit:
-        return "dcn", f"{width} values per example, at most {limit}"
-    return "dlrm", f"{width} values per example, more than {limit}"
+        return "dcn", f"{width} values per example, at most {limit:,}"
+    return "dlrm", f"{width} values per example, more than {limit:,}"
 
 
 def _batch_size(count: int | None, ranks: int) -> tuple[int, str]:
