@@ -32,9 +32,12 @@ def test_merged_parts_equal_numpy():
 def test_statistics_describe_training_part(tmp_path, monkeypatch, run_prepare):
     monkeypatch.setattr(shards, "GROUP_ROWS", 97)
     price = [None if i % 3 == 0 else i * 0.5 - 100 for i in range(1_500)]
-    lines = [f"{i % 2},k{i % 7},{'' if p is None else p},,7" for i, p in enumerate(price)]
-    (tmp_path / "a.csv").write_text("\n".join(["y,k,price,none,seven", *lines]))
-    schema = parse_schema({"label": "y", "keys": ["k"], "dense": ["price", "none", "seven"]})
+    lines = [
+        f"{i % 2},k{i % 7},{'' if p is None else p},,7,{10**8 + i}" for i, p in enumerate(price)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(["y,k,price,none,seven,large", *lines]))
+    dense = ["price", "none", "seven", "large"]
+    schema = parse_schema({"label": "y", "keys": ["k"], "dense": dense})
     statistics = run_prepare(tmp_path / "a.csv", tmp_path / "out", schema, shard_rows=400)
     values = np.array(price, float)[is_in_part(0, 1_500, "train")]
     numbers = values[~np.isnan(values)]
@@ -45,7 +48,12 @@ def test_statistics_describe_training_part(tmp_path, monkeypatch, run_prepare):
     assert statistics["dense"]["none"]["missing"] == len(values)
     assert statistics["dense"]["none"]["mean"] is None
     assert statistics["dense"]["seven"]["std"] == 0.0
-    assert [found["suspected_kind"] for found in statistics["dense"].values()] == [None] * 3
+    # Shards have float32, which cannot represent these integers.
+    assert (statistics["dense"]["large"]["min"], statistics["dense"]["large"]["max"]) == (
+        100_000_000,
+        100_001_499,
+    )
+    assert [found["suspected_kind"] for found in statistics["dense"].values()] == [None] * 4
     file = tmp_path / "out" / "statistics.json"
     assert json.loads(file.read_text())["dense"] == statistics["dense"]
 
