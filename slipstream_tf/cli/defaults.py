@@ -155,7 +155,12 @@ def _passes(
         reason = "too few examples of a label for early stopping"
         return {"epochs": (_PASSES_WITHOUT_VALIDATION, reason)}
     reason = f"at most {_MAX_SMALL:,} examples"
+    part = (
+        ""
+        if facts.rarer_in_valid is not None
+        else "; a tenth of the training examples is for validation"
+    )
     return {
         "epochs": (_MAX_PASSES, f"{reason}; training stops when the validation AUC falls"),
-        "early_stopping": (_PATIENCE, f"{reason}, in up to {_MAX_PASSES} passes"),
+        "early_stopping": (_PATIENCE, f"{reason}, in up to {_MAX_PASSES} passes{part}"),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -302,30 +303,42 @@ def write(
             raise RunError(str(error)) from None
     print(summary(statistics))
     if split is not None:
-        print(f"The test part is {test_part(split, statistics, source.columns.key_types == ())}.")
+        time_column = source.describe().get("schema", {}).get("time")
+        is_per_file = source.columns.key_types == ()
+        print(f"The test part is {test_part(split, statistics, is_per_file, time_column)}.")
     seconds = time.monotonic() - begin
     problem = why_untrainable(statistics)
+    command = "To train and store the model in the folder 'model', run: slipstream-train "
+    command += f"--data={folder} --export=model"
     shards = f"{statistics['shards']:,} shard{'s' if statistics['shards'] > 1 else ''}"
     print(
         f"{os.path.abspath(folder)} contains {shards}; {bars.rows:,} lines were read in "
-        f"{seconds:,.1f} s. {problem or f'To train, run: slipstream-train --data={folder}'}"
+        f"{seconds:,.1f} s. {problem or command}"
     )
 
 
-def test_part(split: Split, statistics: Mapping[str, Any], is_per_file: bool) -> str:
+def test_part(
+    split: Split, statistics: Mapping[str, Any], is_per_file: bool, time_column: str | None = None
+) -> str:
     """Describes which lines are in the test part.
 
     Args:
         split: How the rows were divided into parts.
         statistics: Content of statistics.json.
         is_per_file: Whether runs of lines are counted per file.
+        time_column: Name of the column that orders the lines.
     """
+    from slipstream_tf.data.split import shown_time
+
     if "test" in split.file_parts:
         return "the lines of --test"
+    if not statistics["inputs"]["test"]:
+        return "empty"
     if split.kind == "random":
         return f"drawn at random for each line, with --split_seed={split.seed}"
     if split.kind == "time":
-        return "the last lines by the column `time` of the schema"
+        start = shown_time(statistics["limits"]["test_from"])
+        return f"the last lines by the column {time_column!r}, from {start} on"
     if statistics["limits"]["is_small"]:
         return "line 10 of each 10 lines"
     where = "of a file" if is_per_file else "of all files"
@@ -356,7 +369,7 @@ def why_untrainable(statistics: Mapping[str, Any]) -> str:
 
 def summary(statistics: Mapping[str, Any]) -> str:
     """Formats the content of statistics.json as a table and a few sentences."""
-    from slipstream_tf.data.preparation import reason_lines, shown_counts
+    from slipstream_tf.data.preparation import positive_advice, reason_lines, shown_counts
 
     def percent(fraction: float | None, none: str = "n/a") -> str:
         return none if fraction is None else f"{fraction:.1%}"
@@ -386,10 +399,16 @@ def summary(statistics: Mapping[str, Any]) -> str:
     for name, found in statistics["dense"].items():
         if found["suspected_kind"] is not None:
             lines += [f"Warning: the numbers of {name!r} {_WARNINGS[found['suspected_kind']]}", ""]
+    if positive := statistics["positive_labels"]:
+        labels = statistics["labels"]
+        ones = {text: count for text, count in labels.items() if text in positive}
+        zeros = {text: count for text, count in labels.items() if text not in positive}
+        lines += [f"Labels that become 1: {shown_counts(ones)}."]
+        lines += [f"Labels that become 0: {shown_counts(zeros) or 'none'}.", ""]
     if unused := statistics["unused_positive"]:
         lines += [
-            f"Warning: no label is {' or '.join(map(repr, unused))}, of `positive` in the schema. "
-            f"The labels are {shown_counts(statistics['labels'])}.",
+            f"Warning: no label is {' or '.join(map(repr, unused))}, of `positive` in the schema."
+            f"{positive_advice(unused, statistics['labels'])}",
             "",
         ]
     inputs, clicks, hot = statistics["inputs"], statistics["clicks"], statistics["hot"]
@@ -407,13 +426,17 @@ def summary(statistics: Mapping[str, Any]) -> str:
         )
     if statistics["bad_lines"]:
         bad = statistics["bad_lines"]
-        fraction = percent(bad / (bad + sum(inputs.values())))
-        lines.append(
-            f"{bad:,} malformed lines ({fraction} of all lines) were skipped. The first: "
-            f"{statistics['first_bad_line']}"
-        )
-        if len(statistics["bad_reasons"]) > 1:
-            lines += reason_lines(statistics["bad_reasons"])
+        fraction = bad / (bad + sum(inputs.values()))
+        share = percent(fraction) if fraction >= 0.001 else f"{100 * fraction:.1g}%"
+        skipped = f"1 malformed line ({share} of all lines) was skipped."
+        if bad > 1:
+            skipped = f"{bad:,} malformed lines ({share} of all lines) were skipped."
+        first, reasons = statistics["first_bad_line"], statistics["bad_reasons"]
+        if len(reasons) > 1:  # The reasons follow, so that only the place of the first is needed.
+            place = re.sub(r"(?s)^(.*?:[0-9]+): .*", r"\1", first)
+            lines += [f"{skipped} The first is {place}. The reasons:", *reason_lines(reasons)]
+        else:
+            lines.append(f"{skipped} The first: {first}")
     return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from slipstream_tf.data.schema import HEX, INTEGER, LOG, STANDARDIZE, TEXT, KeyC
 from slipstream_tf.data.sources import TIME, Columns, ParsedRows
 
 _NUMBER = re.compile(rb"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9.]*,[0-9.,]+([eE][-+]?[0-9]+)?")
 EXACT = {
     HEX: (re.compile(rb"[0-9a-fA-F]{1,15}"), 16),
     INTEGER: (re.compile(rb"[0-9]{1,20}|-[0-9]{1,19}"), 10),
@@ -33,6 +34,8 @@ _MAX_TEXTS = 1_000  # Maximum number of different texts of a label that are coun
 WHOLE = (r"^(-?[0-9]+)\.0+$", r"\1")
 """Pattern and replacement that write a float as an integer: 12.0 is 12. Columns of pandas become
 floats if they have missing values."""
+TO_UTF_8 = "iconv --from-code=LATIN1 --to-code=UTF-8"
+"""Command that converts a file, for messages."""
 _TRUE, _FALSE = [b"true", b"True", b"TRUE"], [b"false", b"False", b"FALSE"]
 _MIN_BOOLEAN = min(map(len, _TRUE + _FALSE))
 ALLOWED = {
@@ -152,7 +155,10 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
             value = columns[name][row].as_py()
             if isinstance(value, bytes):
                 value = value[:40].decode(errors="backslashreplace")
-            reasons.setdefault(row, f"{name} is {shown(value)}; expected {allowed}")
+            expected = allowed
+            if "a finite number" in allowed and _DECIMAL_COMMA.fullmatch(str(value)):
+                expected = "a number with a decimal point and without commas"
+            reasons.setdefault(row, f"{name} is {shown(value)}; expected {expected}")
 
     text_missing = _encoded(schema.missing)
     texts, is_missing = _label_texts(columns[schema.label], text_missing)
@@ -177,7 +183,8 @@ def convert(schema: Schema, columns: Mapping[str, pa.Array]) -> ParsedRows:
         result[key.column] = keys
     if schema.time is not None:
         moments, is_malformed = _times(columns[schema.time], text_missing)
-        refuse(schema.time, is_malformed, "a number, or a date and time such as 2024-01-31 12:00")
+        allowed = "a number, or a date and time as in ISO 8601, such as 2024-01-31 12:00"
+        refuse(schema.time, is_malformed, allowed)
         result[TIME] = pa.array(moments)
     table = pa.table(result)
     is_good = np.ones(num_rows, bool)

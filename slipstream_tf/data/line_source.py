@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from absl import logging
 
-from slipstream_tf.data.columns import columns_of, times
+from slipstream_tf.data.columns import TO_UTF_8, columns_of, times
 from slipstream_tf.data.csv_format import CsvFormat, ParsedValues
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.base import PART_RUN
-from slipstream_tf.data.schema import NONE, TEXT, Schema
+from slipstream_tf.data.schema import NONE, Schema
 from slipstream_tf.data.sources import (
     Block,
     Columns,
@@ -254,21 +254,20 @@ class CsvSource(LineSource):
         return values.without_headers(self._schema.label).convert(self._schema)
 
     def _check_encoding(self, values: ParsedValues) -> None:
-        """Logs a warning at the first text keys that are not in UTF-8."""
-        for key in self._schema.keys:
-            if key.kind == TEXT:
-                try:
-                    values.columns[key.column].cast(pa.string())
-                except pa.ArrowInvalid:
-                    self._has_warned = True
-                    logging.warning(
-                        "The column %r contains text that is not in UTF-8. Its keys depend on the "
-                        "encoding, therefore all files and the requests to a served model need "
-                        "the same. Convert the files, for example with iconv --from-code=LATIN1 "
-                        "--to-code=UTF-8.",
-                        key.column,
-                    )
-                    return
+        """Logs a warning at the first values of the schema's columns that are not in UTF-8."""
+        for name in self._schema.names():
+            try:
+                values.columns[name].cast(pa.string())
+            except pa.ArrowInvalid:
+                self._has_warned = True
+                logging.warning(
+                    "The column %r contains text that is not in UTF-8. Texts of `missing` and "
+                    "`positive` in the schema do not match such text, unless they are ASCII. Keys "
+                    "of text depend on the encoding, therefore all files and the requests to a "
+                    "served model need the same. Convert the files, for example with %s.",
+                    *(name, TO_UTF_8),
+                )
+                return
 
     def parse_times(self, block: Block) -> np.ndarray:
         assert self._schema.time is not None

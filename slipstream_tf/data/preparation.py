@@ -10,10 +10,11 @@ import contextlib
 import dataclasses
 import fcntl
 import itertools
+import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from slipstream_tf._utils.memory import require_room
 from slipstream_tf.data import fingerprints
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
-from slipstream_tf.data.columns import shown_label
+from slipstream_tf.data.columns import TO_UTF_8, shown_label
 from slipstream_tf.data.dense_statistics import merged_statistics, suspected_kind
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.schema import LOG
@@ -48,6 +49,7 @@ _SHOWN_LABELS = 10
 _ADVICE = {
     "columns; expected": "Set the `delimiter`, `quoting` and `escape` of the files in the schema.",
     "`positive(_from)?`": "If the column is not the label, name another column in the schema.",
+    "a decimal point": "Convert the numbers of the column, for example 0,5 to 0.5.",
     "a finite number": "List the texts of missing numbers in `missing` of the schema, or use the "
     "column as a key.",
     "(integer|digits).* or a missing": "Remove `as` from the key in the schema, so that its text "
@@ -172,7 +174,7 @@ def prepare(
             found = stats.read_statistics(folder)
             hot, limit = found.get("hot", {}), found.get("count_bytes")
             counted = (hot.get("dim"), hot.get("budget_bytes"), limit)
-            is_current = "limits" in found  # Earlier versions did not write all entries.
+            is_current = "positive_labels" in found  # Earlier versions did not write all entries.
             wanted = (options.dim, options.hot_budget_bytes, options.count_bytes)
             if is_current and counted == wanted:
                 return found
@@ -470,6 +472,7 @@ class _Preparation:
             "name": manifest["name"],
             **totals,
             "limits": manifest["limits"],
+            "positive_labels": _positive_labels(manifest, totals["labels"]),
             "unused_positive": _unused_positive(manifest, totals["labels"]),
             "count_bytes": options.count_bytes,
             "fields": described,
@@ -561,6 +564,12 @@ def _occurring(manifest: Mapping[str, Any]) -> bool:
     return not _positive(manifest) or any(_totals(manifest)["clicks"].values())
 
 
+def _positive_labels(manifest: Mapping[str, Any], labels: Mapping[str, int]) -> list[str]:
+    """Returns the texts among `labels` that are in `positive`."""
+    positive = {shown_label(text.encode()) for text in _positive(manifest)}
+    return [text for text in labels if text in positive]
+
+
 def _unused_positive(manifest: Mapping[str, Any], labels: Mapping[str, int]) -> list[str]:
     """Returns the texts of `positive` that no label has; empty if some labels were not counted."""
     if len(labels) >= shard_files.MAX_LABELS:
@@ -573,10 +582,35 @@ def _require_positive(manifest: Mapping[str, Any]) -> None:
     if _occurring(manifest):
         return
     column, found = manifest["columns"]["label"], _totals(manifest)["labels"]
+    positive = _positive(manifest)
     raise ValueError(
         f"All labels would be 0, because no value of the column {column!r} is in `positive`, "
-        f"{_positive(manifest)}, of the schema. Expected one of its values: {shown_counts(found)}."
+        f"{positive}, of the schema. Expected one of its values: {shown_counts(found)}."
+        f"{positive_advice(positive, found)}"
     )
+
+
+def positive_advice(unused: Sequence[str], labels: Collection[str]) -> str:
+    """Returns why no label may be one of the texts of `positive`, or an empty string.
+
+    Args:
+        unused: Texts of `positive` that no label has.
+        labels: Texts of the labels, as returned by `shown_label`.
+    """
+    advice = ""
+    if any(map(_is_number, unused)) and any(map(_is_number, labels)):
+        advice += " Set `positive_from` instead of `positive` to compare labels as numbers."
+    is_ascii = all(text.isascii() for text in unused)
+    if not is_ascii and any(re.search(r"\\x[89a-f]", label) for label in labels):
+        advice += f" Some labels are not in UTF-8. Convert the files, for example with {TO_UTF_8}."
+    return advice
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
@@ -598,9 +632,9 @@ def reason_lines(reasons: Mapping[str, int]) -> list[str]:
         reasons: Number of malformed lines by reason, by descending number.
     """
     shown = list(reasons.items())[:_SHOWN_REASONS]
-    lines = [f"  {count:,} lines: {reason}" for reason, count in shown]
+    lines = [f"  {count:,} line{'s' if count > 1 else ''}: {reason}" for reason, count in shown]
     rest = len(reasons) - len(shown)
-    return [*lines, f"  and {rest} more reasons"] if rest else lines
+    return [*lines, f"  and {rest} more reason{'s' if rest > 1 else ''}"] if rest else lines
 
 
 def _advice(reason: str) -> str:

@@ -1,6 +1,7 @@
 """Divides the rows of source files into the training, validation and test part."""
 
 import dataclasses
+import datetime
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -104,6 +105,14 @@ class Divider:
         return {"train": ~is_later, "valid": is_later & ~is_test, "test": is_test}
 
 
+def shown_time(time: float) -> str:
+    """Returns a value of the time column as text, microseconds of 1973 to 2096 as date and time."""
+    if 1e14 <= time < 4e15:
+        moment = datetime.datetime.fromtimestamp(time / 1e6, datetime.timezone.utc)
+        return moment.replace(tzinfo=None).isoformat(" ") + " (UTC)"
+    return f"{time:.17g}"
+
+
 def find_limits(split: Split, source: Source, threads: int = 1) -> dict[str, Any]:
     """Computes values that the division needs before the first block.
 
@@ -148,9 +157,9 @@ def find_limits(split: Split, source: Source, threads: int = 1) -> dict[str, Any
     test_from, valid_from = (float(rising[round(len(ordered) * (1.0 - f))]) for f in fractions)
     if valid_from <= ordered[0]:
         raise ValueError(
-            f"The rows cannot be divided by time, because too many have the time {ordered[0]:.17g} "
-            "and the training part would be empty. Expected a column with more different values, "
-            "or smaller fractions."
+            f"The rows cannot be divided by time, because too many have the time "
+            f"{shown_time(ordered[0])} and the training part would be empty. Expected a column "
+            "with more different values, or smaller fractions."
         )
     for part, fraction, start, end in (
         ("test", split.test_fraction, test_from, np.inf),
@@ -159,7 +168,7 @@ def find_limits(split: Split, source: Source, threads: int = 1) -> dict[str, Any
         if fraction and not ((ordered >= start) & (ordered < end)).any():
             equal = stride * int((ordered == start).sum())
             reason = (
-                f"{equal:,} of {count:,} rows have the time {start:.17g}, at which it begins"
+                f"{equal:,} of {count:,} rows have the time {shown_time(start)}, at which it begins"
                 if equal > 1
                 else f"the fraction {fraction:g} of {count:,} rows is too small"
             )

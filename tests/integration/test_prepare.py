@@ -187,8 +187,12 @@ def test_custom_csv_is_prepared_and_trained(
     assert run(path, f"--schema={schema}", f"--output={out}", "--dim=1") == 0
     printed = capsys.readouterr().out
     assert "Statistics of the logarithms, sign(v) * log(1 + |v|): price.\n" in printed
-    skipped = "2 malformed lines (0.1% of all lines) were skipped. The first: "
-    assert f"{skipped}{path}:9: the line has 2 columns" in printed
+    skipped = "2 malformed lines (0.07% of all lines) were skipped. The first is "
+    reason = "  1 line: the line has 2 columns"
+    assert f"{skipped}{path}:9. The reasons:\n{reason}" in printed
+    assert printed.count("the line has 2 columns") == 1
+    command = f"slipstream-train --data={out} --export=model"
+    assert f"To train and store the model in the folder 'model', run: {command}" in printed
     assert "The test part is lines 901 to 1,000 of each 1,000 lines of all files" in printed
     # All keys fit into the hot set, so that all examples are hot.
     assert "user" in printed and "examples are hot" not in printed
@@ -297,7 +301,10 @@ def test_parts_are_chosen_by_flags(tmp_path: Path, capsys: pytest.CaptureFixture
         assert run(data, schema, f"--output={output}", *flags) == 0
         printed = capsys.readouterr().out
         assert "slipstream-train --data=" in printed
-        named = {"--split=time": "the last lines by", "--split=random": "drawn at random for each"}
+        named = {
+            "--split=time": "the last lines by the column 'hour', from ",
+            "--split=random": "drawn at random for each",
+        }
         kind = "the lines of --test" if flags[0].startswith("--test") else "lines 901 to 1,000"
         assert f"The test part is {named.get(flags[0], kind)}" in printed
         found = tuple(json.loads((output / "statistics.json").read_text())["inputs"].values())
@@ -378,7 +385,7 @@ def test_data_that_cannot_be_trained_is_reported(
         data = write_clicks(tmp_path / "clicks.csv", range(rows), label)
         assert run(data, schema, f"--output={out}", "--overwrite") == 0
         printed = capsys.readouterr().out
-        assert note in printed and "--split" in printed and "To train, run" not in printed
+        assert note in printed and "--split" in printed and "To train" not in printed
         assert refuse_to_train(out) == 2
         assert error in capsys.readouterr().err
 

@@ -122,6 +122,9 @@ def test_reasons_are_recorded_and_printed(settled):
     assert (
         "  --epochs=10 " in text and "--batch_size" not in text and "  --early_stopping=1 " in text
     )
+    assert text.endswith("in up to 10 passes; a tenth of the training examples is for validation")
+    divided = settled(dataclasses.replace(SMALL, rarer_in_valid=5_000))
+    assert choices(divided).endswith("in up to 10 passes")
     assert json.dumps(settings.to_dict()["reasons"])
 
 

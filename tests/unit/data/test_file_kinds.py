@@ -224,6 +224,11 @@ def test_text_that_is_not_in_utf_8_is_reported_once(tmp_path, monkeypatch):
         assert rows[-1]["user"] == hash_string("é".encode(encoding))
         assert len(messages) == (encoding == "latin-1")
     assert "'user' contains text that is not in UTF-8" in messages[0]
+    schema = {"label": {"column": "click", "positive": ["gültig"]}, "missing": ["é"]}
+    for name, line in (("click", "gültig,7,a"), ("user", "1,é,a")):
+        (tmp_path / "a.csv").write_text(f"click,user,note\n{line}\n", "latin-1")
+        read(tmp_path / "a.csv", {**schema, "keys": [{"column": "user", "as": "integer"}]})
+        assert f"The column '{name}' contains text that is not in UTF-8" in messages.pop()
     (tmp_path / "a.csv").write_bytes(b"click,user,note\n1,a,\xff\n")
     read(tmp_path / "a.csv", {"label": "click", "keys": ["user"]})
     assert len(messages) == 1
@@ -280,9 +285,12 @@ def test_malformed_json_lines_are_named_and_others_kept(tmp_path):
         "[1]": r"the line is '\[1\]'; expected an object.*jq --compact-output",
         '{"click": 1,': "the line is not JSON: .*; expected an object",
         "{'click': 1}": "ast.literal_eval and json.dumps",
-        '{"click": 1, "user": ["a"]}': r"user is \['a'\]; expected a value, as in the first lines",
-        '{"click": 1, "user": {"id": 1}}': "user is {'id': '1'}; expected a value",
-        '{"click": 1, "tags": [{"id": 1}]}': "tags is .*; expected a list of values",
+        '{"click": 1, "user": ["a"]}': r"user is \['a'\]; expected a value, as in the first lines. "
+        "If some lines have a list, write one in each",
+        '{"click": 1, "price": [1]}': r"price is \['1'\]; expected a value$",
+        '{"click": 1, "user": {"id": 1}}': "user is {'id': '1'}; expected a value, not an object. "
+        "Write each value of an object as a column of the line",
+        '{"click": 1, "tags": [{"id": 1}]}': "tags is .*; expected a list of values, not an object",
         '{"click": 1, "price": "x"}': "price is 'x'; expected a finite number",
         '{"click": "\xff"}': "codec can't decode",
         '{"user": ' + "[" * 5_000: "the line is not JSON",

@@ -417,12 +417,21 @@ def test_positive_that_no_label_has_raises_with_the_labels(tmp_path, run_prepare
         assert "'action' is in `positive`, ['purchase']" in str(raised.value)
         assert str(raised.value).endswith(f"Expected one of its values: {found}")
     # The corrected schema replaces the refused preparation.
-    statistics = run_prepare(path, tmp_path / "out", schema=schema("buy", "purchse"), **options)
+    statistics = run_prepare(path, tmp_path / "out", schema=schema("buy", "7"), **options)
     assert sum(statistics["clicks"].values()) == 250
-    assert statistics["unused_positive"] == ["purchse"]
+    assert statistics["unused_positive"] == ["7"]
     assert (
-        f"Warning: no label is 'purchse', of `positive` in the schema. The labels are {found}"
-        in (summary(statistics))
+        "Labels that become 1: 'buy' (250).\n"
+        "Labels that become 0: 'view' (500), 'cart' (250).\n\n"
+        "Warning: no label is '7', of `positive` in the schema.\n\n"
+    ) in summary(statistics)
+    path.write_text("action,user\n" + "gültig,a\n4.0,b\n" * 9, "latin-1")
+    options["overwrite"] = True
+    with pytest.raises(ValueError, match=r"'g\\\\xfcltig' \(9\).*not in UTF-8.*with iconv "):
+        run_prepare(path, tmp_path / "out", schema=schema("gültig"), **options)
+    statistics = run_prepare(path, tmp_path / "out", schema=schema("4", "4.0"), **options)
+    assert "Warning: no label is '4', of `positive` in the schema. Set `positive_from`" in (
+        summary(statistics)
     )
 
 

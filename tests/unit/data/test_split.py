@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from slipstream_tf.cli.prepare import test_part as describe_test_part
 from slipstream_tf.data.opening import open_source
 from slipstream_tf.data.preparation import Options, prepare
 from slipstream_tf.data.readers.prepared import PreparedReader
@@ -117,7 +118,10 @@ def test_split_by_time_puts_last_rows_into_test_part(tmp_path, run_prepare, form
     else:
         path = write(tmp_path / "a.csv", range(2_000), hours if form == "number" else times)
     split = Split("time", test_fraction=0.25, valid_fraction=0.05)
-    run_prepare(path, tmp_path / "out", schema=schema, shard_rows=300, split=split)
+    statistics = run_prepare(path, tmp_path / "out", schema=schema, shard_rows=300, split=split)
+    start = "1500" if form == "number" else "2024-04-02 12:00:00 (UTC)"
+    described = describe_test_part(split, statistics, False, "time")
+    assert described == f"the last lines by the column 'time', from {start} on"
     found = parts_of(tmp_path / "out")
     assert found["train"] == [i for i in range(2_000) if hours[i] < 1_400]
     assert found["valid"] == [i for i in range(2_000) if 1_400 <= hours[i] < 1_500]
@@ -159,8 +163,8 @@ def test_time_may_be_a_key_and_malformed_times_are_counted(tmp_path, run_prepare
     statistics = run_prepare(path, tmp_path / "out", schema=schema, split=Split("time"))
     assert statistics["bad_lines"] == 2 and list(statistics["fields"]) == ["row", "time"]
     reasons = statistics["bad_reasons"]
-    assert list(reasons) == ["time is malformed; expected a number, or a date and time such as "
-                             "2024-01-31 12:00"]  # fmt: skip
+    assert list(reasons) == ["time is malformed; expected a number, or a date and time as in "
+                             "ISO 8601, such as 2024-01-31 12:00"]  # fmt: skip
     assert {i % 20 for i in parts_of(tmp_path / "out")["test"]} == {18, 19}
 
 
