@@ -1,4 +1,4 @@
-"""Keys with a meaning of their own. Hashes of text and keys of ids are never equal to them."""
+"""Keys with a special meaning. Hashes of text and keys of ids are never equal to them."""
 
 PADDING_KEY = -1
 """Default key that marks a place without a key in a dense bag."""

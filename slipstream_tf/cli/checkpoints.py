@@ -367,7 +367,7 @@ class RunCheckpoints:
             )
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on disk, and the hash of a file unless SIGTERM came.
+        """Waits for checkpoints and, unless SIGTERM was received, for the hash of a file.
 
         Raises:
             RunError: If a checkpoint cannot be written.

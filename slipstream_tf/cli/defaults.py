@@ -17,8 +17,9 @@ from typing import Any
 _MAX_CROSSED_SMALL, _MAX_CROSSED = 1024, 256
 # A pass has at least this number of steps, if batches of the minimum size allow it.
 _MIN_STEPS, _MIN_BATCH, _MAX_BATCH = 500, 64, 1024
-# Maximum number of training examples of small data, which has several passes. Early stopping needs
-# this number of examples of the rarer label, a tenth of them in the validation part.
+# Data with at most this number of training examples is small and has multiple passes. Early
+# stopping needs this number of examples of the rarer label, and a tenth of the number in the
+# validation part.
 _MAX_SMALL, _MIN_RARER, _RARER_PER_VALID = 2_000_000, 1_000, 10
 _MAX_PASSES, _PASSES_WITHOUT_VALIDATION, _PATIENCE = 10, 3, 1
 _DIM = 16

@@ -106,8 +106,9 @@ class JsonSource(LineSource):
                 return None
             return [_text(v, False) for v in _flattened(value if type(value) is list else [value])]
         except (TypeError, RecursionError):
-            expected = "a value" if self._types[name] == pa.binary() else "a list of values"
-            if type(value) is dict or expected == "a list of values":
+            is_value = self._types[name] == pa.binary()
+            expected = "a value" if is_value else "a list of values"
+            if type(value) is dict or not is_value:
                 expected += ", not an object. Write each value of an object as a column of the line"
             elif any(key.column == name for key in self._schema.keys):
                 expected += ", as in the first lines. If some lines have a list, write one in each"

@@ -252,7 +252,7 @@ def _same(
             shard_files.write_manifest(folder, found)
         return found
     is_refused = not found["is_complete"] and (
-        _has_many_bad_lines(found, options.max_bad_fraction) or not _occurring(found)
+        _has_many_bad_lines(found, options.max_bad_fraction) or not _has_positive(found)
     )
     if not (options.overwrite or is_refused):
         raise OtherPreparation(
@@ -559,7 +559,7 @@ def _positive(manifest: Mapping[str, Any]) -> list[str]:
     return list(manifest["source"].get("schema", {}).get("positive") or ())
 
 
-def _occurring(manifest: Mapping[str, Any]) -> bool:
+def _has_positive(manifest: Mapping[str, Any]) -> bool:
     """Returns whether a label is 1, if the schema has `positive`."""
     return not _positive(manifest) or any(_totals(manifest)["clicks"].values())
 
@@ -579,7 +579,7 @@ def _unused_positive(manifest: Mapping[str, Any], labels: Mapping[str, int]) -> 
 
 def _require_positive(manifest: Mapping[str, Any]) -> None:
     """Raises ValueError if no label is one of the texts of `positive`."""
-    if _occurring(manifest):
+    if _has_positive(manifest):
         return
     column, found = manifest["columns"]["label"], _totals(manifest)["labels"]
     positive = _positive(manifest)

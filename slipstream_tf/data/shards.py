@@ -231,8 +231,8 @@ class _PartWriter:
 def _chosen(table: pa.Table, is_wanted: np.ndarray) -> pa.Table:
     """Returns the rows of a mask, bool [n].
 
-    Long runs of rows are not copied. They keep the memory of the whole table, therefore they must
-    be most of it.
+    Long runs of rows are slices, which are not copied. A slice keeps the whole table in memory,
+    therefore most rows must be wanted.
     """
     edges = np.flatnonzero(np.diff(is_wanted, prepend=False, append=False))
     if 2 * np.count_nonzero(is_wanted) < len(table) or _MIN_RUN * len(edges) > len(table):

@@ -18,8 +18,6 @@ KEYS = "keys"
 NEXT_KEYS = "next_keys"
 """Name of the feature with the keys of the next batch."""
 _BATCH_SIZE = CollectiveNames("scale_loss")
-# AutoGraph would take longer to convert these functions than TensorFlow takes to trace them.
-_without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def element_of(spec: Any, parts: tuple[Any, ...]) -> Any:
@@ -47,7 +45,7 @@ def map_in_step(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.da
         function: A function as for `dataset.map`, without Python control flow on tensors.
     """
 
-    @_without_autograph
+    @tf.autograph.experimental.do_not_convert
     def apply(*parts: Any) -> Any:
         # The timestamp is unused. Reading it counts as a side effect, therefore tf.data does not
         # run ahead.
@@ -167,7 +165,9 @@ def pad_to_equal_steps(
         return element, tf.stack([tf.constant(is_real, tf.int64), rows])
 
     real = map_in_step(dataset, lambda *parts: with_counts(loosen(element_of(spec, parts)), 1))
-    padding = _without_autograph(lambda _: with_counts(loosen(filler), 0))
+    # AutoGraph converts these functions more slowly than TensorFlow traces them.
+    plain = tf.autograph.experimental.do_not_convert
+    padding = plain(lambda _: with_counts(loosen(filler), 0))
     empty = tf.data.Dataset.from_tensors(0).repeat().map(padding)
 
     def ask(element: Any, own: tf.Tensor) -> Any:
@@ -177,15 +177,15 @@ def pad_to_equal_steps(
             element = note(element, tf.cast(fraction, tf.float32))
         return element, every[0]
 
-    # `note` can be the user's function.
-    asked = real.concatenate(empty).map(ask if note else _without_autograph(ask))
-    together = asked.take_while(_without_autograph(lambda _, count: count > 0))
+    # `note` can be a function of the user, which may need AutoGraph.
+    asked = real.concatenate(empty).map(ask if note else plain(ask))
+    together = asked.take_while(plain(lambda _, count: count > 0))
     options = tf.data.Options()
     options.deterministic = True
     return map_in_step(together, lambda element, _: element).with_options(options)
 
 
-@_without_autograph
+@tf.autograph.experimental.do_not_convert
 def scale_loss(loss: tf.Tensor, batch_size: Any, comm: Communicator) -> tf.Tensor:
     """Scales a rank's loss so that averaged gradients weight all examples equally.
 
@@ -267,7 +267,7 @@ def prefetch_keys(dataset: tf.data.Dataset) -> tf.data.Dataset:
     end = loosen(no_inputs(spec, "prefetch_keys"))
     batches = map_in_step(dataset, lambda *parts: loosen(element_of(spec, parts)))
 
-    @_without_autograph
+    @tf.autograph.experimental.do_not_convert
     def pair(before: tuple[tf.Tensor, ...], element: Any) -> Any:
         whole = tf.nest.pack_sequence_as(element, before, expand_composites=True)
         features = {**_features(whole), NEXT_KEYS: _features(element)[KEYS]}

@@ -102,7 +102,7 @@ def _counts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     values, is_parsed = parse_integers(column)
     lengths = np.diff(text_offsets(column))
     is_blank, is_parsed = lengths == 0, is_parsed & (lengths <= _MAX_DIGITS)
-    # The logarithm is slow, therefore those of small counts are computed once.
+    # Logarithms are slow, therefore the logarithms of small counts are computed once.
     is_small = (values >= 0) & (values < len(_SMALL))
     transformed = _SMALL.take(values, mode="clip")
     if not is_small.all():
