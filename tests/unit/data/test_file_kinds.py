@@ -243,6 +243,7 @@ def test_text_that_is_not_in_utf_8_is_reported_once(tmp_path, monkeypatch):
         (b"PK\3\4", "a .zip archive.*ends with .zip"),
         (b"PAR1\x15\4", "a Parquet file.*ends with .parquet"),
     ],
+    ids=["gzip", "bzip2", "xz", "zip", "parquet"],
 )
 def test_content_that_differs_from_the_name_is_refused(tmp_path, content, named):
     (tmp_path / "a.csv").write_bytes(content)
