@@ -2,7 +2,7 @@
 
 `choose` is a pure function. Its constants follow runs on validation parts.
 `benchmarks/default_settings.py` compares the choices with random searches; its page has the tasks
-that were measured. Not measured: data of more than 200,000 examples, and optimizers of the rows
+that were measured. Not measured: data of more than 250,000 examples, and optimizers of the rows
 other than Adagrad.
 """
 
@@ -25,12 +25,13 @@ _MAX_PASSES, _PASSES_WITHOUT_VALIDATION, _PATIENCE = 10, 3, 1
 _DIM = 16
 # Maximum size of a training part that is shuffled in memory.
 _MAX_SHUFFLED_BYTES = 1 << 30
-# Learning rates of rows by optimizer. Adagrad reaches the same AUC from 0.02 to 0.1. The rates of
-# other optimizers are estimates.
+# Learning rates of rows by optimizer. With few examples, a lower rate of Adagrad is better. The
+# rates of other optimizers are estimates.
 _ROWS_RATES = {
-    "sgd": 1.0, "adagrad": 0.05, "rowwise_adagrad": 0.05, "adam": 0.001, "adamw": 0.001,
+    "sgd": 1.0, "adagrad": 0.1, "rowwise_adagrad": 0.05, "adam": 0.001, "adamw": 0.001,
     "rowwise_adam": 0.001, "ftrl": 0.05,
 }  # fmt: skip
+_ADAGRAD_RATE_OF_FEW, _MAX_FEW = 0.05, 100_000
 # A run with one of these flags has no early stopping by default, because it cannot have it, or
 # because it is compared with other runs of as many examples.
 WITHOUT_STOPPING = (
@@ -97,7 +98,7 @@ def choose(
     found: dict[str, tuple[Any, str]] = {
         "model": _model(facts, count, given),
         "batch_size": _batch_size(count, ranks),
-        "rows_learning_rate": (_ROWS_RATES[optimizer], optimizer),
+        "rows_learning_rate": _rows_rate(optimizer, count),
         **_passes(count, facts, may_stop_early),
     }
     if facts.num_bytes is not None and facts.num_bytes <= _MAX_SHUFFLED_BYTES:
@@ -136,6 +137,13 @@ def _batch_size(count: int | None, ranks: int) -> tuple[int, str]:
     if ranks == 1:
         return size, reason
     return max(size // ranks, 1), f"{reason}; {size:,} examples in a step of {ranks} ranks"
+
+
+def _rows_rate(optimizer: str, count: int | None) -> tuple[float, str]:
+    """Returns the learning rate of the rows, and the reason."""
+    if optimizer == "adagrad" and count is not None and count <= _MAX_FEW:
+        return _ADAGRAD_RATE_OF_FEW, f"{optimizer}, at most {_MAX_FEW:,} examples"
+    return _ROWS_RATES[optimizer], optimizer
 
 
 def _passes(

@@ -91,6 +91,13 @@ def test_rate_of_rows_suits_given_optimizer(optimizer, settled):
     assert rate < 0.01 if "adam" in optimizer else rate > 0.01
 
 
+def test_rate_of_adagrad_is_lower_with_few_examples(settled):
+    rates = {SMALL: 0.05, LARGE: 0.1, dataclasses.replace(SMALL, num_examples=None): 0.1}
+    assert {facts: settled(facts).rows_learning_rate for facts in rates} == rates
+    assert settled(LARGE, "--max_examples=50000").rows_learning_rate == 0.05
+    assert "  adagrad, at most 100,000 examples" in choices(settled(SMALL))
+
+
 def test_data_that_fits_into_memory_is_shuffled(settled):
     shuffled = dataclasses.replace(SMALL, num_bytes=1 << 30)
     assert settled(SMALL).shuffle == "none"
