@@ -254,12 +254,8 @@ def write(
         UsageError: If a flag or a file is invalid.
         RunError: If a file cannot be read or written.
     """
-    from slipstream_tf.data.preparation import (
-        Options,
-        OtherPreparation,
-        TooManyBadLinesError,
-        prepare,
-    )
+    from slipstream_tf.data.line_counts import TooManyBadLinesError
+    from slipstream_tf.data.preparation import Options, OtherPreparation, prepare
     from slipstream_tf.data.spec import BadLineError
     from slipstream_tf.data.split import Split
 
@@ -369,7 +365,7 @@ def why_untrainable(statistics: Mapping[str, Any]) -> str:
 
 def summary(statistics: Mapping[str, Any]) -> str:
     """Formats the content of statistics.json as a table and a few sentences."""
-    from slipstream_tf.data.preparation import positive_advice, reason_lines, shown_counts
+    from slipstream_tf.data.line_counts import positive_advice, reason_lines, shown_counts
 
     def percent(fraction: float | None, none: str = "n/a") -> str:
         return none if fraction is None else f"{fraction:.1%}"

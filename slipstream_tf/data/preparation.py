@@ -10,11 +10,9 @@ import contextlib
 import dataclasses
 import fcntl
 import itertools
-import math
 import os
-import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,9 @@ import pyarrow as pa
 
 from slipstream_tf._utils.errors import require_choice, require_integer, require_number
 from slipstream_tf._utils.memory import require_room
-from slipstream_tf.data import fingerprints
+from slipstream_tf.data import fingerprints, line_counts
 from slipstream_tf.data import shards as shard_files
 from slipstream_tf.data import statistics as stats
-from slipstream_tf.data.columns import TO_UTF_8, shown_label
 from slipstream_tf.data.dense_statistics import merged_statistics, suspected_kind
 from slipstream_tf.data.readers.prepared import MANIFEST, is_prepared, read_manifest, tables_of
 from slipstream_tf.data.schema import LOG
@@ -43,19 +40,6 @@ from slipstream_tf.telemetry.run_record import write_json
 
 _LOCK = ".lock"
 _EARLY_ROWS = 100_000  # From this number of rows on, too many malformed rows stop a preparation.
-_SHOWN_REASONS = 5
-_SHOWN_LABELS = 10
-# Pattern in a reason -> advice. Only the first match of a reason is used.
-_ADVICE = {
-    "columns; expected": "Set the `delimiter`, `quoting` and `escape` of the files in the schema.",
-    "`positive(_from)?`": "If the column is not the label, name another column in the schema.",
-    "a decimal point": "Convert the numbers of the column, for example 0,5 to 0.5.",
-    "a finite number": "List the texts of missing numbers in `missing` of the schema, or use the "
-    "column as a key.",
-    "(integer|digits).* or a missing": "Remove `as` from the key in the schema, so that its text "
-    "is hashed.",
-}
-
 _RUNS = Split()
 
 Progress = Callable[[str, int, int, int], None]
@@ -67,17 +51,6 @@ class OtherPreparation(ValueError):
 
     The source or the settings differ.
     """
-
-
-class TooManyBadLinesError(ValueError):
-    """Raised if more lines are malformed than `Options.max_bad_fraction` allows.
-
-    Attributes:
-        may_accept: Whether a higher fraction can give usable data. It cannot if no line is
-            well-formed, or if labels are neither 0 nor 1: a label of 1 may then be a low rating.
-    """
-
-    may_accept = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,11 +139,11 @@ def prepare(
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
         manifest = _begun(folder, manifest, options, paths)
-        first = _first_bad_line(manifest)
+        first = line_counts.first_bad_line(manifest)
         if options.strict and first is not None:
             raise BadLineError(first)
         if manifest["is_complete"]:
-            _require_few_bad_lines(manifest, options.max_bad_fraction)
+            line_counts.require_few_bad_lines(manifest, options.max_bad_fraction)
             found = stats.read_statistics(folder)
             hot, limit = found.get("hot", {}), found.get("count_bytes")
             counted = (hot.get("dim"), hot.get("budget_bytes"), limit)
@@ -252,7 +225,8 @@ def _same(
             shard_files.write_manifest(folder, found)
         return found
     is_refused = not found["is_complete"] and (
-        _has_many_bad_lines(found, options.max_bad_fraction) or not _has_positive(found)
+        line_counts.has_many_bad_lines(found, options.max_bad_fraction)
+        or not line_counts.has_positive(found)
     )
     if not (options.overwrite or is_refused):
         raise OtherPreparation(
@@ -398,7 +372,7 @@ class _Preparation:
                             file["crc32"] = hashes[path].result()
                     shard_files.write_manifest(folder, manifest)
                 if end.id >= _EARLY_ROWS:
-                    _require_few_bad_lines(manifest, options.max_bad_fraction)
+                    line_counts.require_few_bad_lines(manifest, options.max_bad_fraction)
             for call in calls:
                 call.result()
             for path, file in zip(paths, files, strict=True):
@@ -408,11 +382,11 @@ class _Preparation:
                     raise ValueError(
                         f"{path} changed while it was read. Pass --overwrite to prepare it again."
                     )
-        _require_few_bad_lines(manifest, options.max_bad_fraction)
-        if not sum(_totals(manifest)["inputs"].values()):
-            first = _first_bad_line(manifest) or "the files have no rows"
+        line_counts.require_few_bad_lines(manifest, options.max_bad_fraction)
+        if not sum(line_counts.summed(manifest)["inputs"].values()):
+            first = line_counts.first_bad_line(manifest) or "the files have no rows"
             raise ValueError(f"The data contains no well-formed example: {first}")
-        _require_positive(manifest)
+        line_counts.require_positive(manifest)
         manifest["is_complete"] = True
         shard_files.write_manifest(folder, manifest)
 
@@ -453,7 +427,7 @@ class _Preparation:
         )
         hot_of = dict(zip(of_tables, hot_keys, strict=True))
         hot = {field: hot_of[table] for field, table in tables.items()}
-        totals = _totals(manifest)
+        totals = line_counts.summed(manifest)
         train_shards = [shard for shard in manifest["shards"] if shard["train"] is not None]
 
         def count(shard: Mapping[str, Any]) -> int:
@@ -472,8 +446,8 @@ class _Preparation:
             "name": manifest["name"],
             **totals,
             "limits": manifest["limits"],
-            "positive_labels": _positive_labels(manifest, totals["labels"]),
-            "unused_positive": _unused_positive(manifest, totals["labels"]),
+            "positive_labels": line_counts.positive_labels(manifest, totals["labels"]),
+            "unused_positive": line_counts.unused_positive(manifest, totals["labels"]),
             "count_bytes": options.count_bytes,
             "fields": described,
             "dense": self.describe_dense(),
@@ -500,142 +474,3 @@ def _hashing(paths: Iterable[str]) -> Iterator[dict[str, concurrent.futures.Futu
             yield {path: hasher.submit(fingerprints.crc32, path, cancel) for path in paths}
         finally:
             is_over.set()
-
-
-def _totals(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    shards = manifest["shards"]
-    counted = {
-        what: {part: sum(shard[part][what] for shard in shards if shard[part]) for part in PARTS}
-        for what in ("inputs", "clicks")
-    }
-    reasons: collections.Counter[str] = collections.Counter()
-    labels: collections.Counter[str] = collections.Counter()
-    for shard in shards:
-        reasons.update(shard["bad_reasons"])
-        labels.update(shard.get("labels", {}))
-    return {
-        **counted,
-        "bad_lines": reasons.total(),
-        "bad_reasons": dict(reasons.most_common()),
-        "first_bad_line": _first_bad_line(manifest),
-        "labels": dict(labels.most_common()),
-        "shards": len(shards),
-    }
-
-
-def _first_bad_line(manifest: Mapping[str, Any]) -> str | None:
-    lines = (shard["first_bad_line"] for shard in manifest["shards"])
-    return next((line for line in lines if line is not None), None)
-
-
-def _has_many_bad_lines(manifest: Mapping[str, Any], max_fraction: float) -> bool:
-    totals = _totals(manifest)
-    bad = totals["bad_lines"]
-    return bad > max_fraction * (bad + sum(totals["inputs"].values()))
-
-
-def _require_few_bad_lines(manifest: Mapping[str, Any], max_fraction: float) -> None:
-    """Raises TooManyBadLinesError if more than `max_fraction` of the rows are malformed."""
-    if not _has_many_bad_lines(manifest, max_fraction):
-        return
-    totals = _totals(manifest)
-    bad, good = totals["bad_lines"], sum(totals["inputs"].values())
-    head = "" if good else "The data contains no well-formed example. "
-    reasons = totals["bad_reasons"]
-    lines = [
-        f"{head}{bad:,} of {bad + good:,} lines ({bad / (bad + good):.1%}) are malformed. Expected "
-        f"at most {max_fraction:.1%}. The reasons:",
-        *reason_lines(reasons),
-        f"The first is {totals['first_bad_line']}.",
-        *dict.fromkeys(advice for reason in reasons if (advice := _advice(reason))),
-    ]
-    error = TooManyBadLinesError("\n".join(lines))
-    error.may_accept = good > 0 and not any("`positive_from`" in reason for reason in reasons)
-    raise error
-
-
-def _positive(manifest: Mapping[str, Any]) -> list[str]:
-    """Returns the texts of `positive` in the schema; empty without them."""
-    return list(manifest["source"].get("schema", {}).get("positive") or ())
-
-
-def _has_positive(manifest: Mapping[str, Any]) -> bool:
-    """Returns whether a label is 1, if the schema has `positive`."""
-    return not _positive(manifest) or any(_totals(manifest)["clicks"].values())
-
-
-def _positive_labels(manifest: Mapping[str, Any], labels: Mapping[str, int]) -> list[str]:
-    """Returns the texts among `labels` that are in `positive`."""
-    positive = {shown_label(text.encode()) for text in _positive(manifest)}
-    return [text for text in labels if text in positive]
-
-
-def _unused_positive(manifest: Mapping[str, Any], labels: Mapping[str, int]) -> list[str]:
-    """Returns the texts of `positive` that no label has; empty if some labels were not counted."""
-    if len(labels) >= shard_files.MAX_LABELS:
-        return []
-    return [text for text in _positive(manifest) if shown_label(text.encode()) not in labels]
-
-
-def _require_positive(manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError if no label is one of the texts of `positive`."""
-    if _has_positive(manifest):
-        return
-    column, found = manifest["columns"]["label"], _totals(manifest)["labels"]
-    positive = _positive(manifest)
-    raise ValueError(
-        f"All labels would be 0, because no value of the column {column!r} is in `positive`, "
-        f"{positive}, of the schema. Expected one of its values: {shown_counts(found)}."
-        f"{positive_advice(positive, found)}"
-    )
-
-
-def positive_advice(unused: Sequence[str], labels: Collection[str]) -> str:
-    """Returns why no label may be one of the texts of `positive`, or an empty string.
-
-    Args:
-        unused: Texts of `positive` that no label has.
-        labels: Texts of the labels, as returned by `shown_label`.
-    """
-    advice = ""
-    if any(map(_is_number, unused)) and any(map(_is_number, labels)):
-        advice += " Set `positive_from` instead of `positive` to compare labels as numbers."
-    is_ascii = all(text.isascii() for text in unused)
-    if not is_ascii and any(re.search(r"\\x[89a-f]", label) for label in labels):
-        advice += f" Some labels are not in UTF-8. Convert the files, for example with {TO_UTF_8}."
-    return advice
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def shown_counts(counts: Mapping[str, int]) -> str:
-    """Returns the most frequent texts with their counts, for a message.
-
-    Args:
-        counts: Counts by text, by descending count.
-    """
-    pairs = [f"{text!r} ({count:,})" for text, count in counts.items()]
-    rest = len(pairs) - _SHOWN_LABELS
-    more = [f"and {rest} more"] if rest > 0 else []
-    return ", ".join(pairs[:_SHOWN_LABELS] + more)
-
-
-def reason_lines(reasons: Mapping[str, int]) -> list[str]:
-    """Returns a line of text for each of the most frequent reasons of malformed lines.
-
-    Args:
-        reasons: Number of malformed lines by reason, by descending number.
-    """
-    shown = list(reasons.items())[:_SHOWN_REASONS]
-    lines = [f"  {count:,} line{'s' if count > 1 else ''}: {reason}" for reason, count in shown]
-    rest = len(reasons) - len(shown)
-    return [*lines, f"  and {rest} more reason{'s' if rest > 1 else ''}"] if rest else lines
-
-
-def _advice(reason: str) -> str:
-    return next((advice for part, advice in _ADVICE.items() if re.search(part, reason)), "")

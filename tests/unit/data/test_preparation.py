@@ -18,8 +18,9 @@ import pytest
 import slipstream_tf as slip
 from slipstream_tf.cli.prepare import summary
 from slipstream_tf.data import preparation, shards
+from slipstream_tf.data.line_counts import TooManyBadLinesError
 from slipstream_tf.data.opening import open_source
-from slipstream_tf.data.preparation import OtherPreparation, TooManyBadLinesError
+from slipstream_tf.data.preparation import OtherPreparation
 from slipstream_tf.data.readers import text
 from slipstream_tf.data.readers.avazu import AvazuReader
 from slipstream_tf.data.readers.criteo import CriteoReader
