@@ -95,11 +95,16 @@ def choose(
     optimizer = given.get("rows_optimizer", "adagrad")
     counts = [n for n in (facts.num_examples, given.get("max_examples")) if n is not None]
     count = min(counts, default=None)
+    passes = _passes(count, facts, may_stop_early)
+    stops = given.get("early_stopping", "early_stopping" in passes)
+    trained = count
+    if count and stops and facts.rarer_in_valid is None:
+        trained = count - count // 10  # The rest is for validation.
     found: dict[str, tuple[Any, str]] = {
         "model": _model(facts, count, given),
-        "batch_size": _batch_size(count, ranks),
+        "batch_size": _batch_size(trained, ranks),
         "rows_learning_rate": _rows_rate(optimizer, count),
-        **_passes(count, facts, may_stop_early),
+        **passes,
     }
     if facts.num_bytes is not None and facts.num_bytes <= _MAX_SHUFFLED_BYTES:
         reason = f"prepared data, {facts.num_bytes / 2**20:,.0f} MiB in memory"

@@ -52,6 +52,10 @@ def test_small_data_is_trained_in_passes_with_early_stopping(settled):
     small, large = settled(SMALL), settled(LARGE)
     assert small.epochs == 10 and small.early_stopping == 1 and small.batch_size == 128
     assert (large.epochs, large.early_stopping, large.batch_size) == (1, 0, 1024)
+    own = dataclasses.replace(SMALL, rarer_in_valid=900)
+    assert "  563 steps in a pass" in choices(small)
+    assert "  625 steps in a pass" in choices(settled(own))
+    assert "  625 steps in a pass" in choices(settled(SMALL, "--early_stopping=0"))
     tiny = settled(dataclasses.replace(SMALL, num_examples=900))
     assert tiny.epochs > 1 and tiny.early_stopping == 0 and tiny.batch_size == 64
     rare = settled(dataclasses.replace(SMALL, click_rate=0.001))
@@ -116,7 +120,7 @@ def test_ranks_share_the_batch(settled, monkeypatch):
     monkeypatch.setenv("HOROVOD_SIZE", "4")
     assert settled(LARGE).batch_size == 256 and settled(SMALL).batch_size == 32
     assert "--batch_size=32  " in choices(settled(SMALL))
-    assert "625 steps in a pass; 128 examples in a step of 4 ranks" in choices(settled(SMALL))
+    assert "563 steps in a pass; 128 examples in a step of 4 ranks" in choices(settled(SMALL))
     assert settled(SMALL, "--elastic", "--resume", "--output=x").batch_size == 128
 
 
