@@ -74,23 +74,22 @@ class GradientExchange:
         Raises:
             TypeError: If the gradient of a watched variable is dense.
         """
+        # An anchor is a weight that only makes TensorFlow run the backward pass of an embedding
+        # layer, see `keras.row_gradients`. Its dense gradient is always 0, so it needs no exchange.
+        # Its sparse gradient is exchanged by the `CombinedOptimizer` that applies it.
+        others = [i for i, source in enumerate(sources) if not hasattr(source, "slipstream_anchor")]
         tables = [None if self._store is None else self._store.table_of(s) for s in sources]
-        passed = [
-            self._filter(self._exchanged(gradient), table)
-            for gradient, table in zip(gradients, tables, strict=True)
-        ]
+        averaged = list(gradients)
+        for index in others:
+            averaged[index] = self._filter(self._exchanged(gradients[index]), tables[index])
         if self._comm.size == 1:
-            return passed
-        averaged = list(passed)
+            return averaged
+        passed = list(averaged)
         dense: dict[tf.DType, list[int]] = {}
-        sparse = [i for i, gradient in enumerate(passed) if isinstance(gradient, tf.IndexedSlices)]
-        for index, (gradient, source) in enumerate(zip(passed, sources, strict=True)):
-            # An anchor is a weight that only makes TensorFlow run the backward pass of an embedding
-            # layer, see `keras.row_gradients`. Its dense gradient is always 0, so it needs no
-            # exchange.
-            is_anchor = hasattr(source, "slipstream_anchor")
-            if gradient is not None and index not in sparse and not is_anchor:
-                dense.setdefault(tf.as_dtype(gradient.dtype), []).append(index)
+        sparse = [i for i in others if isinstance(passed[i], tf.IndexedSlices)]
+        for index in others:
+            if passed[index] is not None and index not in sparse:
+                dense.setdefault(tf.as_dtype(passed[index].dtype), []).append(index)
         if sparse:
             kinds = [self._kind_of(tables[index]) for index in sparse]
             added = self._add_rows([passed[index] for index in sparse], kinds)
@@ -245,7 +244,8 @@ class DistributedGradientTape:
     With multiple ranks (`comm`), all gradients are averaged. Each rank sums sparse gradients by key
     and masks or defers them before they are sent. The result is the gradient of the mean of the
     ranks' losses. Scale the loss with `scale_loss` if the batches of the ranks differ in size.
-    Every rank must call `gradient` in every step, with an empty batch if it has no examples.
+    Every rank must call `gradient` in every step, with an empty batch if it has no examples. The
+    gradients of layers with `apply="step"` are not averaged yet. `CombinedOptimizer` averages them.
 
     Note: masking keeps rows and slots unchanged only if the optimizer ignores rows without a
     gradient. These optimizers do:

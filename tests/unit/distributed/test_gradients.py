@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import slipstream_tf as slip
 from slipstream_tf.distributed import DistributedGradientTape, DistributedOptimizer, SingleProcess
 from slipstream_tf.tables import VariableStore
 
@@ -57,6 +58,30 @@ def test_saturated_rows_are_masked_before_exchange(run_as_ranks):
         return gradient.indices.numpy().tolist(), gradient.values.numpy()[:, 0].tolist()
 
     assert run_as_ranks(2, program) == [([0, 1], [1.5, 0.5])] * 2
+
+
+def test_tape_leaves_gradients_of_step_to_combined_optimizer(run_as_ranks):
+    """The optimizer exchanges these gradients once, so their bits do not depend on the tape."""
+
+    def program(comm):
+        layer = slip.keras.EmbeddingCollection(
+            [slip.Table("item", 1)], "sgd", comm=comm, apply="step", name="layer"
+        )
+        variables = layer.trainable_variables
+        with DistributedGradientTape(tf.GradientTape(), comm=comm, wire_dtype="int8") as tape:
+            rows = layer({"item": np.array([5, comm.rank, 5])}, training=True)["item"]
+            loss = tf.reduce_sum(rows) * (comm.rank + 1.0)
+        (gradient,) = tape.gradient(loss, variables)
+        before = layer.table("item").read([5, 0, 1])
+        optimizer = slip.keras.CombinedOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.apply([gradient], variables)
+        return gradient, layer.table("item").read([5, 0, 1]) - before
+
+    for rank, (gradient, moved) in enumerate(run_as_ranks(2, program)):
+        own = dict(zip(gradient.indices.numpy(), gradient.values.numpy()[:, 0], strict=True))
+        assert own == {5: rank + 1.0, rank: (rank + 1.0) / 2}
+        # The default rate of the rows is 0.01.
+        np.testing.assert_allclose(moved, [[-0.03], [-0.005], [-0.01]], rtol=1e-5)
 
 
 def used_optimizer():
