@@ -62,6 +62,9 @@ def DistributedOptimizer(
     base = type(optimizer)
     if not hasattr(optimizer, "apply") or not hasattr(optimizer, "get_config"):
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
+    if base.__name__ == "CombinedOptimizer":
+        allowed = "the optimizer in it. Pass DistributedOptimizer(...) to CombinedOptimizer"
+        raise invalid("optimizer", base.__name__, place, allowed)
     if getattr(optimizer, "built", False):
         allowed = "an optimizer without state. Wrap it before it is built"
         raise invalid("optimizer", f"a built {base.__name__}", place, allowed)

@@ -95,6 +95,11 @@ def used_optimizer():
     [
         (lambda: "adam", {}, "`optimizer`: 'str'.*a Keras 3 optimizer"),
         (used_optimizer, {}, "`optimizer`: 'a built SGD'.*without state"),
+        (
+            lambda: slip.keras.CombinedOptimizer("sgd"),
+            {},
+            r"'CombinedOptimizer'.*Pass DistributedOptimizer\(...\) to CombinedOptimizer",
+        ),
         (keras.optimizers.SGD, {"store": 3}, "`store`: 'int'.*VariableStore"),
         (keras.optimizers.SGD, {"wire_dtype": "half"}, "`wire_dtype`: 'half'"),
     ],
