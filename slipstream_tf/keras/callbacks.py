@@ -483,12 +483,12 @@ class ElasticCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Stores the iterations of the optimizer at the start."""
-        self._before = int(self.model.optimizer.iterations)
+        self._before = int(self.model.optimizer.iterations.numpy())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of one execution of the train function."""
         now = self._before + 1
         if self.model.steps_per_execution > 1:
-            now = int(self.model.optimizer.iterations)
+            now = int(self.model.optimizer.iterations.numpy())
         steps, self._before = now - self._before, now
         self._state.after_step(steps)

@@ -177,7 +177,7 @@ class Rates:
     def _new_reference(self, optimizer: Any, rate: Any) -> tf.Variable:
         with tf.init_scope():
             value = _reference_of(rate)
-            if self._restored_reference is not None and int(optimizer.iterations) > 0:
+            if self._restored_reference is not None and int(optimizer.iterations.numpy()) > 0:
                 value = self._restored_reference
             self._restored_reference = None
             reference, self._first_reference = self._first_reference, None
