@@ -201,8 +201,11 @@ class EngineSettings:
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the losses of examples must be recorded."""
-        return self.max_auc_loss is not None or self.estimates_cost
+        """Whether the losses of examples must be recorded.
+
+        A bound that only sets the distance of `Movement` follows from the learning rates.
+        """
+        return (self.max_auc_loss is not None and self.steers_fraction) or self.estimates_cost
 
     @property
     def subsamples_in_step(self) -> bool:

@@ -182,6 +182,9 @@ def test_hot_keys_are_tracked_only_if_policies_need_them(policies, go_by_keys):
 
 def test_max_auc_loss_and_estimates_require_losses():
     assert EngineSettings(BY_DRIFT, max_auc_loss=0.1).needs_losses
+    assert EngineSettings([BY_DRIFT, DeferGradients()], max_auc_loss=0.1).needs_losses
+    assert EngineSettings(BY_INTERVAL, max_auc_loss=0.1).needs_losses
+    assert not EngineSettings(DeferGradients(), max_auc_loss=0.1).needs_losses
     estimating = EngineSettings(BY_DRIFT, dry_run=DryRun(estimates_cost=True))
     assert estimating.needs_losses and estimating.dry_run is True
     assert not EngineSettings(BY_DRIFT, dry_run=DryRun()).needs_losses
