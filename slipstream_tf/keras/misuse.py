@@ -109,7 +109,7 @@ def warn_without_steps(engine: Any, batches: int) -> None:
         engine: A `Slipstream`.
         batches: Number of batches that `apply` has returned, for the message.
     """
-    if engine.steps == 0:
+    if engine.steps == 0 and not engine.tracker.reports:
         _warn(
             f"{batches} batches passed through Slipstream.apply, but no step was counted. "
             "Therefore no window ends and the policies have no effect. Pass "

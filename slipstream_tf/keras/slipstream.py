@@ -573,11 +573,8 @@ class Slipstream(tf.train.experimental.PythonState):
         return report
 
     def end_window(self) -> WindowReport:
-        """Ends the current window immediately and returns its report.
-
-        The call counts as one step in `steps`.
-        """
-        self._go_on(1)
+        """Ends the current window immediately and returns its report."""
+        self._go_on(0)
         self._look_ahead.wait_until_idle()
         report = self.tracker.end_window()
         self._begin_window()

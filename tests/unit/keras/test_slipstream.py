@@ -173,6 +173,7 @@ def test_step_ends_windows():
     assert [i for i, report in enumerate(reports) if report is not None] == [4, 9]
     assert slipstream.step(steps=5).step == 15
     assert slipstream.end_window().window == 3
+    assert slipstream.steps == 15, "only trained steps are counted"
     assert len(slipstream.report().reports) == 4
 
 
