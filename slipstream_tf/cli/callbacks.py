@@ -230,7 +230,7 @@ class CurveCallback(keras.callbacks.Callback):
         self._calls += 1
         if self._calls % self._interval == 0:
             self._points.append(self._point(logs or {}))
-            if len(self._points) > _MAX_POINTS:
+            if len(self._points) >= _MAX_POINTS:  # `entries` may add the last step.
                 self._points = self._points[1::2]
                 self._interval *= 2
         if self._evaluate_every is not None and self._count.steps % self._evaluate_every == 0:
