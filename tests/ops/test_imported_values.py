@@ -62,6 +62,14 @@ def test_import_table_rejects_invalid_values(
     np.testing.assert_array_equal(store.export_table("t")["rows"], contents()["rows"])
 
 
+def test_import_table_accepts_lru_times_in_seconds() -> None:
+    table = Table("t", 2, retention=Retention(9, eviction="lru", expire_after="7d"))
+    store = NativeStore([table], optimizers.Adagrad(0.1))
+    seconds = np.array([2_000_000_001, 2_000_000_002])
+    store.import_table("t", {**contents(), "last_used": seconds})
+    np.testing.assert_array_equal(store.export_table("t")["last_used"], seconds)
+
+
 @pytest.mark.parametrize(
     ("column", "place", "value", "message"),
     [

@@ -1,6 +1,7 @@
 // Exports all rows of a store to arrays, and imports them.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -142,9 +143,12 @@ Status RowStore::CheckValues(const TableContents& contents) const {
                "a finite number of at least 0");
   }
   for (size_t i = 0; is_lru() && i < contents.last_used.size(); ++i) {
-    if (contents.last_used[i] >= 0 && contents.last_used[i] <= contents.lookup_step) continue;
+    // A table with `expire_after` may count seconds. LastUsedOf replaces times of the other unit.
+    const int64_t last = options_.expire_after > 0 ? INT64_MAX : contents.lookup_step;
+    if (contents.last_used[i] >= 0 && contents.last_used[i] <= last) continue;
     return bad("the time of last use", i, std::to_string(contents.last_used[i]),
-               "an integer from 0 to the number of lookups");
+               "an integer from 0 to the number of lookups, or a table with `expire_after`, which "
+               "accepts times in seconds");
   }
   if (contents.update_step < 0 || contents.lookup_step < 0) {
     return InvalidArgument("the steps to import" + into + " are " +

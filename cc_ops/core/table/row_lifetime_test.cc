@@ -240,6 +240,26 @@ TEST_P(RowLifetime, ContinuesIdenticallyAfterImport) {
   EXPECT_EQ(other->table->rows().size(), static_cast<int64_t>(contents.keys.size()) + 1);
 }
 
+TEST_P(RowLifetime, TimesInSecondsContinueLruAfterImport) {
+  options.capacity = 4;
+  options.eviction = TableOptions::Eviction::kLru;
+  options.expire_after = 100;
+  options.expires_by_seconds = true;
+  options.clock = TestSeconds;
+  seconds = 2000000000;
+  const auto training = MakeHere(), other = Make(options);
+  for (const int64_t key : {1, 2, 3, 4, 1}) {
+    ++seconds;
+    Step(training.get(), {key});
+  }
+  Status status;
+  const Status imported = other->table->Import(training->table->Export(&status));
+  ASSERT_TRUE(imported.ok()) << imported.message();
+  Step(other.get(), {5});
+  EXPECT_TRUE(other->table->rows().Has(1));
+  EXPECT_FALSE(other->table->rows().Has(2));
+}
+
 INSTANTIATE_TEST_SUITE_P(, RowLifetime, testing::Bool(),
                          [](const auto& info) { return info.param ? "OnDisk" : "InMemory"; });
 
