@@ -42,8 +42,8 @@ Status OutOfMemory(const std::string& doing, const std::vector<EmbeddingTable*>&
     where = "during work on " + DescribeLargest(tables);
   }
   return ResourceExhausted("out of memory while " + doing + ": " + where +
-                           "; all rows are intact. Set `capacity` to limit the number of rows, "
-                           "reduce the batch size, or free memory and continue");
+                           "; all rows are intact. Set or reduce `capacity` to limit the number "
+                           "of rows, reduce the batch size, or free memory and continue");
 }
 
 }  // namespace slipstream
