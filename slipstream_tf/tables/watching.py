@@ -354,9 +354,9 @@ class WatchingStore(UpdatedElsewhere):
     def set_row_flags(self, table: str, keys: Any, flags: Any) -> None:
         """Replaces a table's saturated keys; see `TrackedStore.set_row_flags`."""
         flags, keys = np.asarray(flags, np.uint8), np.asarray(keys, np.int64)
-        saturated = keys[(flags & SATURATED) > 0]
-        self._watched[table].saturated = saturated[self._is_own(table, saturated)]
-        self._configure(table, self._watched[table].policy)
+        saturated, watched = keys[(flags & SATURATED) > 0], self._watched[self._require(table)]
+        watched.saturated = saturated[self._is_own(table, saturated)]
+        self._configure(table, watched.policy)
 
     def set_update_policy(self, table: str, policy: UpdatePolicy) -> None:
         """Sets the policy for a table's gradients, from the next step.
@@ -391,7 +391,7 @@ class WatchingStore(UpdatedElsewhere):
         watched.configure(policy, rows, self._max_deferred(table))
 
     def policy_of(self, table: str) -> UpdatePolicy:
-        return self._watched[table].policy
+        return self._watched[self._require(table)].policy
 
     def update_counts(self, table: str) -> UpdateCounts:
         """Returns a table's counts of gradient rows.

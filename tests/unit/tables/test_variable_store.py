@@ -262,6 +262,8 @@ def test_unknown_table_and_invalid_k_raise():
         lambda: store.hot_keys("shop", 1),
         lambda: store.set_saturated("shop", []),
         lambda: store.filter_gradient("shop", slices([])),
+        lambda: store.set_row_flags("shop", [], []),
+        lambda: store.policy_of("shop"),
     ):
         with pytest.raises(ValueError, match=r"Invalid `table`: 'shop'.*one of 'item'"):
             call()
