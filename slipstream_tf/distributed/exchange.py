@@ -168,8 +168,7 @@ _ROWS, _DIM = 8192, 32  # Size of the message that is encoded and decoded for ti
 def link_of(comm: Communicator) -> Link:
     """Returns the speed of the network between ranks; measures it if unknown.
 
-    This function is a collective. It requires at least two ranks. A measurement takes about two
-    seconds.
+    This function is a collective. A measurement takes about two seconds.
 
     Example:
 
@@ -184,8 +183,11 @@ def link_of(comm: Communicator) -> Link:
         `comm.link`. A measured link is stored there.
 
     Raises:
-        ValueError: If the ranks passed different links to `init`.
+        ValueError: If the ranks passed different links to `init`, or if there is neither a link nor
+            a second rank.
     """
+    if comm.size == 1 and comm.link is None:
+        raise invalid("comm.size", 1, "link_of", "at least 2 ranks, or link= in `init`")
     given = None if comm.link is None else dataclasses.asdict(comm.link)
     require_same(comm, given, f"{_NAME}.given", "distributed.init")
     if comm.link is None:

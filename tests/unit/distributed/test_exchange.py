@@ -288,6 +288,11 @@ def test_link_is_measured_once(run_as_ranks, clock):
         return exchange.link_of(comm) is first
 
     assert run_as_ranks(2, program) == [True, True]
+    single = distributed.SingleProcess()
+    with pytest.raises(ValueError, match=r"`comm.size`: 1 for link_of\. Expected at least 2 ranks"):
+        exchange.link_of(single)
+    single.link = Link(1e8, 1e-3, CODEC)
+    assert exchange.link_of(single) is single.link
 
 
 def test_ranks_with_different_settings_do_not_deadlock(run_as_ranks):
