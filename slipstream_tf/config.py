@@ -533,11 +533,11 @@ def parse_bytes(argument: str, value: Any, place: str = "", minimum: int = 1) ->
         ValueError: The value is neither an integer nor such a text, or is below the minimum.
     """
     nbytes = value
-    if isinstance(value, str):
-        found = _BYTES.fullmatch(value.strip())
-        if found is None:
-            allowed = 'a number of bytes, or a text such as "256MB" or "1.5GiB"'
-            raise invalid(argument, value, place, allowed)
+    if isinstance(value, str) and (found := _BYTES.fullmatch(value.strip())):
         base = 1024 if found[3] else 1000
         nbytes = round(float(found[1]) * base ** " KMGT".index((found[2] or " ").upper()))
-    return require_integer(argument, nbytes, minimum, None, place)
+    is_integer = isinstance(nbytes, numbers.Integral) and not isinstance(nbytes, bool)
+    if not is_integer or nbytes < minimum:
+        allowed = f'an integer number of bytes >= {minimum}, or a text such as "256MB" or "1.5GiB"'
+        raise invalid(argument, value, place, allowed)
+    return int(nbytes)

@@ -91,7 +91,11 @@ def test_row_bytes_follow_dtypes(storage, nbytes):
         (lambda: HotSet(0), "`memory`: 0 for HotSet.*>= 1"),
         (lambda: HotSet("a lot"), '`memory`: \'a lot\' for HotSet.*"256MB" or "1.5GiB"'),
         (lambda: HotSet("-1MB"), "`memory`: '-1MB' for HotSet"),
-        (lambda: HotSet(1.5), "`memory`: 1.5 for HotSet"),
+        (
+            lambda: HotSet(1.5),
+            '`memory`: 1.5 for HotSet.*an integer number of bytes >= 1, or .*"1.5Gi',
+        ),
+        (lambda: HotSet("0.4"), "`memory`: '0.4' for HotSet.*an integer number of bytes >= 1"),
         (lambda: HotSet(None), "`memory`: None for HotSet"),
         (lambda: HotSet(table_memory=5), "`table_memory`: 5 for HotSet.*a dictionary"),
         (lambda: HotSet(table_memory={"t": -1}), r"`table_memory\['t'\]`: -1 for HotSet"),
