@@ -238,6 +238,8 @@ def text_of(found: MemoryPlan, step: dict[str, float], dim: int) -> str:
         f"ms for {step['misses']:,.0f} reads from disk.",
     ]
     if found.ranks > 1:
+        if all(table.storage.spill is None for table in found.tables):
+            lines.append("The tables exceed --memory. Pass --spill to store some rows on disk.")
         lines.append(
             f"To keep all rows in memory, train on at least {found.ranks} ranks with "
             "placement='sharded' and this memory per rank."

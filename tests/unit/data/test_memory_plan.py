@@ -126,6 +126,9 @@ def test_program_prints_valid_tables(prepared, tmp_path, capsys):
     assert reported["memory_bytes"] <= memory
     assert 0 < reported["served"] < 1
     assert reported["step"]["misses"] > 0
+    in_memory = plan_memory(read_uses(prepared), 8, 8, memory, None)
+    advice = "exceed --memory. Pass --spill"
+    assert advice in plan.text_of(in_memory, reported["step"], 8) and advice not in text
 
 
 def test_program_names_missing_flag_or_data(prepared, tmp_path, capsys):
