@@ -14,9 +14,6 @@ Horovod's elastic mode rejoins within the process instead. If another rank is lo
 exception in a background thread terminates that process.
 
 The agent needs Horovod's launcher in Python, but neither TensorFlow nor Horovod's compiled library.
-
-`rank`, `is_elastic` and `is_on_one_host` read the environment variables that a launcher
-(horovodrun, mpirun) sets.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ import http.client
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+# `rank`, `is_elastic` and `is_on_one_host` read the environment variables that a launcher sets.
 # Set by horovodrun (Gloo) and by Open MPI, MPICH or Slurm launchers.
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 # "1" if ranks may join and leave a Horovod job.
@@ -263,6 +262,13 @@ def entry_point() -> None:
         except BrokenPipeError:
             is_stdout_closed()
         sys.exit(0 if len(sys.argv) > 1 else 2)
+    if shutil.which(sys.argv[1]) is None:
+        print(
+            f"slipstream-elastic: Invalid command: {sys.argv[1]!r}. Expected a program on PATH, or "
+            "the path of an executable file; see --help.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     sys.exit(run_under_launcher(sys.argv[1:]))
 
 

@@ -199,3 +199,12 @@ def test_command_replaces_agent_without_elastic_launcher() -> None:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_unknown_command_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["slipstream-elastic", "no-such-program", "train.py"])
+    with pytest.raises(SystemExit, match="2"):
+        agent.entry_point()
+    assert "Invalid command: 'no-such-program'. Expected a program on" in capsys.readouterr().err
