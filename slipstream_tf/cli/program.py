@@ -186,27 +186,33 @@ def agreed(comm: Communicator, name: str) -> Iterator[None]:
     raise AgreedError(code, message)
 
 
-def make_output(path: str) -> None:
-    """Creates the output folder and checks that it is writable.
+def make_output(path: str, flag: str = "output", is_file: bool = False) -> None:
+    """Creates the folder of an output and checks that it is writable.
 
     Call it before a long run, so that the run does not fail when it writes its results.
 
     Args:
-        path: Path of the folder, which may already exist.
+        path: Path of the folder, which may already exist, or of a file in it.
+        flag: Name of the flag that contains the path.
+        is_file: Whether `path` is the path of a file.
 
     Raises:
-        UsageError: If the folder cannot be created or written.
+        UsageError: If the folder cannot be created or written, or if `path` is a folder instead of
+            a file.
     """
+    folder = os.path.dirname(os.path.abspath(path)) if is_file else path
     reason = "the folder is not writable"
     try:
-        os.makedirs(path, exist_ok=True)
-        if os.access(path, os.W_OK):
+        os.makedirs(folder, exist_ok=True)
+        if is_file and os.path.isdir(path):
+            reason = "the path is a folder"
+        elif os.access(folder, os.W_OK):
             return
     except OSError as error:
         reason = error.strerror or str(error)
     raise UsageError(
-        f"Invalid flag --output={path}: {reason}. Expected a folder that can be created and "
-        "written."
+        f"Invalid flag --{flag}={path}: {reason}. Expected a {'file in a ' if is_file else ''}"
+        "folder that can be created and written."
     )
 
 

@@ -94,10 +94,15 @@ def prepare(values: dict[str, Any], given: frozenset[str]) -> _Prepared:
             "checkpoints do not contain the best weights and rows. Expected --early_stopping=0, or "
             f"no --{saving.flag}."
         )
-    if values["output"] is not None and not agent.rank():
-        make_output(values["output"])
-    if values["export"] is not None and not agent.rank():
-        _require_free(values["export"])
+    if not agent.rank():
+        # A long run must not fail when it writes its results.
+        for flag in ("output", "tensorboard", "trace"):
+            # TensorFlow also writes to URLs, such as gs://bucket/logs.
+            is_url = flag == "tensorboard" and "://" in (values[flag] or "")
+            if values[flag] is not None and not is_url:
+                make_output(values[flag], flag, is_file=flag == "trace")
+        if values["export"] is not None:
+            _require_free(values["export"])
     if settings.trace is not None:
         # Horovod reads this variable in its initialization. DYNAMIC leaves the timeline off until
         # `TraceCallback` starts it.

@@ -387,8 +387,15 @@ def test_unwritable_output_is_refused_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    line = refused(capsys, *SMALL, f"--output={tmp_path / 'file'}")
-    assert "--output" in line and "Expected a folder" in line
+    for flag in ("--output", "--watch --tensorboard"):
+        line = refused(capsys, *SMALL, *f"{flag}={tmp_path / 'file'}".split())
+        assert flag.split()[-1] in line and "Expected a folder" in line
+    for path, reason in (
+        (tmp_path, "the path is a folder"),
+        (tmp_path / "file" / "t.json", "exists"),
+    ):
+        line = refused(capsys, *SMALL, f"--trace={path}")
+        assert f"--trace={path}: " in line and reason in line and "Expected a file in" in line
 
 
 def test_export_below_file_is_refused_before_training(
