@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from slipstream_tf._utils import agent, disk
 from slipstream_tf.cli.defaults import WITHOUT_STOPPING, DataFacts, choose
 from slipstream_tf.cli.flag_set import FROM_FILE, FlagSet, UsageError, does_nothing, raised_as
 from slipstream_tf.cli.train_flags import ENGINE_FLAGS, predicts_losses
-from slipstream_tf.telemetry.run_record import to_json
+from slipstream_tf.telemetry.run_record import RECORD, to_json
 
 # A control repeats a run. These settings must have the same values, because results would not be
 # comparable otherwise.
@@ -250,7 +251,7 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
     """Reads the metrics.json of a run.
 
     Args:
-        path: Path of the file.
+        path: Path of the file or of its folder.
         flag: Name of the flag that contains the path, for error messages.
 
     Raises:
@@ -259,7 +260,7 @@ def read_record(path: str, flag: str) -> dict[str, Any]:
     parts = ("settings", "examples", "windows")
     expected = "Expected the metrics.json of a run of slipstream-train."
     with raised_as(UsageError, f"Invalid flag --{flag}={path}. {expected} Cause: "):
-        record = disk.read_json(path)
+        record = disk.read_json(os.path.join(path, RECORD) if os.path.isdir(path) else path)
     missing = [part for part in parts if not isinstance(record, dict) or part not in record]
     if missing:
         problem = f"the file has no {', '.join(missing)}"

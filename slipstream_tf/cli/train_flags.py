@@ -300,8 +300,8 @@ _FLAGS: Mapping[str, Sequence[Flag]] = {
         Flag("control", Choice(("none", "random", "stop")), "random skips as many examples as the "
              "matched run, independent of their keys; stop trains without policies until it has "
              "trained as many examples", "none"),
-        Flag("match", Text(), "metrics.json of the run that the control repeats; it also provides "
-             "the settings that are not given as flags"),
+        Flag("match", Text(), "metrics.json, or its folder, of the run that the control repeats; "
+             "it also provides the settings that are not given as flags"),
         Flag("schedule", Choice(SCHEDULES), "baseline for the order of training: fae trains hot "
              "and cold examples in separate batches, hotline splits each batch into a hot and a "
              "cold part; a pass over the data before training selects the hot keys, which must fit "

@@ -71,6 +71,7 @@ def test_control_accepts_file_with_policies(settled, tmp_path):
     match.write_text(json.dumps(record))
     content = {"policies": ["skip_examples"], "dry_run": True, "watch": True, "dim": 4}
     settings = settled(content, "--control=stop", f"--match={match}")
+    assert settings == settled(content, "--control=stop", f"--match={tmp_path}")
     assert (settings.policies, settings.dry_run, settings.watch) == ((), False, False)
     assert (settings.dim, settings.stop_after) == (4, 640)
     with pytest.raises(UsageError, match="--policies with --control=stop"):
