@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from slipstream_tf._utils import disk
 from slipstream_tf.checkpoint.array_file import ArrayFile, Arrays, CheckpointError
@@ -153,5 +152,5 @@ class SavedRows:
         try:
             blocks = layout["offsets"][chosen], layout["pages"][chosen], self._pages_of_block
             return sealed_rows.read(path, *blocks, self._storage, self._dim, self._slots)
-        except tf.errors.DataLossError as error:
-            raise CheckpointError(path, error.message) from error
+        except OSError as error:
+            raise CheckpointError(path, str(error)) from error

@@ -11,6 +11,7 @@ import re
 import threading
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 OVERRIDE = "SLIPSTREAM_OPS_LIBRARY"
 REBUILD = "pip install --force-reinstall --no-deps ."
@@ -21,8 +22,15 @@ _INSTALLED = os.path.join(
 )
 _STAMP = re.compile(rb"slipstream-build:tf=(\d+\.\d+\.\d+);cuda=([01]);cxx11abi=([01]);")
 
+_OP_NAMES = re.compile(r"^\{\{.*?\}\} | \[Op:\w+\].*$")
+
 _lock = threading.Lock()
 _library: ModuleType | None = None
+
+
+def message_of(error: Any) -> str:
+    """Returns the message of a `tf.errors.OpError` without the names of the op and its node."""
+    return _OP_NAMES.sub("", error.message)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def save_file(sealed: SealedRows, index: int, path: Path, copies: bool = False) 
             files=sealed.files, index=tf.constant(index, tf.int64), path=str(path), copies=copies
         )
     except tf.errors.ResourceExhaustedError as error:
-        raise OSError(error.message) from error
+        raise OSError(_loader.message_of(error)) from error
     return bool(result)
 
 
@@ -120,16 +120,19 @@ def read(
         in order, including rows that are not valid.
 
     Raises:
-        tf.errors.DataLossError: A page is missing or corrupt.
+        OSError: A page is missing or corrupt. The message does not contain the path.
     """
-    result = _loader.library().slipstream_read_sealed_rows(
-        path=str(path),
-        offsets=offsets,
-        pages=pages,
-        pages_of_block=pages_of_block,
-        dim=dim,
-        slots=slots,
-        dtype=storage.dtype,
-        slot_dtype=storage.slot_dtype,
-    )
+    try:
+        result = _loader.library().slipstream_read_sealed_rows(
+            path=str(path),
+            offsets=offsets,
+            pages=pages,
+            pages_of_block=pages_of_block,
+            dim=dim,
+            slots=slots,
+            dtype=storage.dtype,
+            slot_dtype=storage.slot_dtype,
+        )
+    except tf.errors.DataLossError as error:
+        raise OSError(_loader.message_of(error)) from error
     return result.keys.numpy(), result.rows.numpy(), result.row_slots.numpy()

@@ -5,7 +5,6 @@ functions take as `handle`.
 """
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,8 +58,7 @@ def create(config: Table, optimizer: SparseOptimizer) -> tf.Tensor:
             expires_by_seconds=by_seconds,
         )
     except tf.errors.InvalidArgumentError as error:
-        # Remove the names of the op and its node, which do not help the user.
-        details = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
+        details = _loader.message_of(error)
         raise ValueError(f"Invalid table {config.name!r}: {details}.") from None
 
 

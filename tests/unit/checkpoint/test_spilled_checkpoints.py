@@ -158,7 +158,9 @@ def test_damage_is_detected_before_store_changes(tmp_path: Path) -> None:
     for path in files_of(first).values():
         path.unlink()
     with pytest.raises(
-        RuntimeError, match=r"are incomplete or damaged\. .*-rows-.*: the file is missing"
+        RuntimeError,
+        match=r"are incomplete or damaged\. Error of rank 0: \S*-rows-\S+: the rows at byte \d+ "
+        r"are damaged: they do not match their checksum\. .*-rows-\S+: the file is missing",
     ):
         checkpoints(tmp_path / "saved", back).restore()
     assert_same(back, whole)
