@@ -63,7 +63,7 @@ def DistributedOptimizer(
     if not hasattr(optimizer, "apply") or not hasattr(optimizer, "get_config"):
         raise invalid("optimizer", base.__name__, place, "a Keras 3 optimizer")
     if base.__name__ == "CombinedOptimizer":
-        allowed = "the optimizer in it. Pass DistributedOptimizer(...) to CombinedOptimizer"
+        allowed = "a Keras 3 optimizer. Use CombinedOptimizer(DistributedOptimizer(...)) instead"
         raise invalid("optimizer", base.__name__, place, allowed)
     if getattr(optimizer, "built", False):
         allowed = "an optimizer without state. Wrap it before it is built"

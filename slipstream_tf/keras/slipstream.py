@@ -206,9 +206,9 @@ class Slipstream(tf.train.experimental.PythonState):
           they are `(features, label, sample_weight)`.
         - With `PredictedLoss(correction="offset")`, the features include "log_odds_offset", float32
           [batch].
-        - With `max_auc_loss` (except for `Movement` alone) or `DryRun(estimates_cost=True)`, the
-          features include "skippable", bool [batch], and with multiple ranks "fraction_of_step",
-          float32 [batch].
+        - With `max_auc_loss`, unless it only sets the distance of `Movement`, or with
+          `DryRun(estimates_cost=True)`, the features include "skippable", bool [batch], and with
+          multiple ranks "fraction_of_step", float32 [batch].
 
         With `PredictedLoss(pilot="model")` the training step drops examples. `apply` then drops
         only a last batch that is not full, with `drop_remainder`, and adds only "fraction_of_step"
@@ -418,8 +418,8 @@ class Slipstream(tf.train.experimental.PythonState):
     ) -> Any:
         """Records the losses of the examples of a training step.
 
-        Call it in each step of a custom loop if `max_auc_loss` is set (except for `Movement` alone)
-        or the dry run has `estimates_cost=True`.
+        Call it in each step of a custom loop if `max_auc_loss` is set, unless it only sets the
+        distance of `Movement`, or if the dry run has `estimates_cost=True`.
 
         Example:
 

@@ -98,7 +98,7 @@ def used_optimizer():
         (
             lambda: slip.keras.CombinedOptimizer("sgd"),
             {},
-            r"'CombinedOptimizer'.*Pass DistributedOptimizer\(...\) to CombinedOptimizer",
+            r"'CombinedOptimizer'.*Use CombinedOptimizer\(DistributedOptimizer\(...\)\)",
         ),
         (keras.optimizers.SGD, {"store": 3}, "`store`: 'int'.*VariableStore"),
         (keras.optimizers.SGD, {"wire_dtype": "half"}, "`wire_dtype`: 'half'"),
