@@ -120,7 +120,7 @@ def read(
         in order, including rows that are not valid.
 
     Raises:
-        OSError: A page is missing or corrupt. The message does not contain the path.
+        OSError: A page is missing or corrupt.
     """
     try:
         result = _loader.library().slipstream_read_sealed_rows(

@@ -83,7 +83,7 @@ Status SealedFiles::Copy(size_t file, const std::string& path) const {
 Status ReadBlocks(const std::string& path, const PageLayout& layout, const BlocksToRead& blocks,
                   PageMemory* memory) {
   const auto damaged = [&](int64_t offset, const std::string& how) {
-    return DataLoss("the rows at byte " + std::to_string(offset) + " " + how);
+    return DataLoss("the rows at byte " + std::to_string(offset) + " of '" + path + "' " + how);
   };
   int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
   if (file < 0) file = open(path.c_str(), O_RDONLY | O_CLOEXEC);

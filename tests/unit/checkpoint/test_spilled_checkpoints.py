@@ -159,8 +159,8 @@ def test_damage_is_detected_before_store_changes(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(
         RuntimeError,
-        match=r"are incomplete or damaged\. Error of rank 0: \S*-rows-\S+: the rows at byte \d+ "
-        r"are damaged: they do not match their checksum\. .*-rows-\S+: the file is missing",
+        match=r"are incomplete or damaged\. Error of rank 0: \S*-rows-\S+: the rows at byte \d+ of "
+        r"'\S+' are damaged: they do not match their checksum\. .*-rows-\S+: the file is missing",
     ):
         checkpoints(tmp_path / "saved", back).restore()
     assert_same(back, whole)
