@@ -16,7 +16,7 @@ from slipstream_tf.policies.threshold import find_subsampling_threshold, value_o
         ({"min_keep_probability": 0.0}, "`min_keep_probability`: 0.0"),
         ({"min_keep_probability": 1.0}, "`min_keep_probability`: 1.0"),
         ({"factors": 9}, "`factors`: 9"),
-        ({"memory": "1KB"}, "`memory`: 1000"),
+        ({"memory": "1KB"}, "`memory`: '1KB' for PredictedLoss.*bytes >= 1024"),
     ],
 )
 def test_settings_out_of_range_raise(arguments, said):
