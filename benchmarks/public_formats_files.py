@@ -1,6 +1,6 @@
 """Writes generated files in ten public formats, and reads them with pandas.
 
-The values are drawn by a law, whose probabilities have the highest possible AUC.
+The values are drawn by a law. Its probabilities have the highest possible AUC.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def make_output(path: str, flag: str = "output", is_file: bool = False) -> None:
     Call it before a long run, so that the run does not fail when it writes its results.
 
     Args:
-        path: Path of the folder, which may already exist, or of a file in it.
+        path: Path of the folder, which may already exist. If `is_file`, path of the file.
         flag: Name of the flag that contains the path.
         is_file: Whether `path` is the path of a file.
 

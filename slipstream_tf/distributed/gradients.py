@@ -244,8 +244,10 @@ class DistributedGradientTape:
     With multiple ranks (`comm`), all gradients are averaged. Each rank sums sparse gradients by key
     and masks or defers them before they are sent. The result is the gradient of the mean of the
     ranks' losses. Scale the loss with `scale_loss` if the batches of the ranks differ in size.
-    Every rank must call `gradient` in every step, with an empty batch if it has no examples. The
-    gradients of layers with `apply="step"` are not averaged yet. `CombinedOptimizer` averages them.
+    Every rank must call `gradient` in every step, with an empty batch if it has no examples.
+
+    `gradient` does not average the gradients of layers with `apply="step"`, because the
+    `CombinedOptimizer` that applies them does.
 
     Note: masking keeps rows and slots unchanged only if the optimizer ignores rows without a
     gradient. These optimizers do:
